@@ -40,10 +40,7 @@ CYCLES: Exceptions = {
 DUPLICATE_CLASSES: Exceptions = {
     ("Arm", 2): "study.file has the specification, study.watch the state that it shows",
     ("Choice", 2): "a pass in modeling.passes; a task and its parsed letter in tasks",
-    ("FastestDrop", 2): "one measured offline, one while training",
     ("Outcome", 2): "to be renamed after what each holds",
-    ("Probe", 2): "to be renamed after what each holds",
-    ("Run", 2): "to be renamed after what each holds",
 }
 
 # The name of a file and how many have it.
@@ -65,11 +62,8 @@ PRIVATE_NAMES_OF_TRL: Exceptions = {
 
 # A package and a word that does not belong in code or text.
 BANNED_WORDS: Exceptions = {
-    ("analysis", "anew"): "to be rewritten",
-    ("analysis", "but for"): "to be rewritten",
     ("report", "anew"): "to be rewritten",
     ("sandbox", "nobody"): "the Unix user of this name in sandbox.kernel; elsewhere to be rewritten",
-    ("stats", "nobody"): "to be rewritten",
     ("study", "anew"): "to be rewritten",
     ("study", "but for"): "to be rewritten",
     ("tasks", "anew"): "to be rewritten",
@@ -80,11 +74,8 @@ BANNED_WORDS: Exceptions = {
 
 # Packages where more than 2 % of the docstrings of functions start with "What", "Whether", "That", "How" or the like.
 DOCSTRINGS_WITHOUT_VERB: Exceptions = {
-    ("analysis",): "to be rewritten",
-    ("models",): "to be rewritten",
     ("report",): "to be rewritten",
     ("rollout",): "to be rewritten",
-    ("stats",): "to be rewritten",
     ("study",): "to be rewritten",
     ("tasks",): "to be rewritten",
 }

@@ -207,7 +207,7 @@ def test_a_run_that_was_never_scored_shows_its_training(tmp_path: Path) -> None:
 def test_a_run_of_one_step_and_one_evaluation_has_a_page(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", steps=1, scored=False)
     evaluation(run, 1, AFTER, 0.4)
-    assert "no score from before its training" in write_run_report([run]).read_text(encoding="utf-8")
+    assert "no score from before training" in write_run_report([run]).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("case", ["nothing", "no step", "twice", "other problems", "study"])

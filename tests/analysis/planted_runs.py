@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from explorl.analysis.lens_table import Answers, LensTable, Tokens
+from explorl.analysis.lens_table import Completions, LensTable, Tokens
 from explorl.stats.regression import Noise
 
 TYPES = 40
@@ -16,7 +16,7 @@ TOKEN_COLUMNS = ("token_ids", "tokens", "entropy", "logp", "logp_after", "update
 
 def noise(count: int, deviation: float, rng: np.random.Generator, correlation: float = 0.5) -> np.ndarray:
     """Noise of this deviation, each step correlated with the one before."""
-    return Noise((correlation,), deviation * np.sqrt(1 - correlation**2)).simulated(count, 1, rng)[:, 0]
+    return Noise((correlation,), deviation * np.sqrt(1 - correlation**2)).simulate(count, 1, rng)[:, 0]
 
 
 def lines(**curves: Any) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def token_table(
     large: float = 0.05,
     with_lines: list[dict[str, Any]] | None = None,
 ) -> LensTable:
-    """Answers of ± sign, half and half, over ``TYPES`` token types.
+    """Completions of ± sign, half and half, over ``TYPES`` token types.
 
     The first ``FAST`` types change by ``fast_slope`` nats per 100 steps and are in negative answers with this share;
     the others keep their entropy and are in either. Of each answer's tokens a share ``large`` moves by 0.2 in
@@ -73,7 +73,7 @@ def token_table(
     start = np.arange(len(step)) * length
     return LensTable(
         "planted",
-        Answers(step[:, 0], prompts, texts_of, start, count, numbers, [None] * len(step)),
+        Completions(step[:, 0], prompts, texts_of, start, count, numbers, [None] * len(step)),
         Tokens(
             place,
             np.arange(ids.size) % length,
@@ -89,13 +89,15 @@ def rollouts(rng: np.random.Generator, **more: Any) -> dict[int, dict[str, list[
     """The same as columns by step, as a run writes them."""
     table = token_table(rng, **more)
     found: dict[int, dict[str, list[Any]]] = {}
-    for answer, step in enumerate(table.answers.step):
-        inside = slice(table.answers.start[answer], table.answers.start[answer] + table.answers.count[answer])
+    for answer, step in enumerate(table.completions.step):
+        inside = slice(
+            table.completions.start[answer], table.completions.start[answer] + table.completions.count[answer]
+        )
         row = {
-            "prompt": table.answers.prompt[answer],
-            "completion": table.answers.completion[answer],
-            "advantage": float(table.answers["advantage"][answer]),
-            "reward/correctness": float(table.answers["correct"][answer]),
+            "prompt": table.completions.prompt[answer],
+            "completion": table.completions.completion[answer],
+            "advantage": float(table.completions["advantage"][answer]),
+            "reward/correctness": float(table.completions["correct"][answer]),
             **{name: values[inside].tolist() for name, values in table.tokens.columns.items()},
         }
         for name, value in row.items():

@@ -1,4 +1,4 @@
-"""Answers to one prompt are alike: an interval that counts them one by one would be too narrow."""
+"""Completions to one prompt are alike: an interval that counts them one by one would be too narrow."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 from explorl.analysis.category_counts import category_counts
 from explorl.analysis.impact import PAIRS, RULES
-from explorl.analysis.impact import grouped as impact_groups
+from explorl.analysis.impact import group_impacts as impact_groups
 from explorl.analysis.instances import instances
 from explorl.analysis.lens import Context
-from explorl.analysis.lens_table import Answers, LensTable, Tokens, table_of
+from explorl.analysis.lens_table import Completions, LensTable, Tokens, build_table
 from explorl.analysis.positions import positions
 from explorl.analysis.probability_shift import updates
 from explorl.analysis.token_types import TokenTypes
@@ -21,7 +21,7 @@ STEPS, GROUPS, EACH, DRAWS = 20, 2, 8, 40
 
 
 def grouped(rng: np.random.Generator) -> LensTable:
-    """Answers whose length, late entropy and size of changes are their prompt's; no step differs from another."""
+    """Completions whose length, late entropy and size of changes are their prompt's; no step differs from another."""
     prompts = STEPS * GROUPS
     prompt = np.repeat(np.arange(prompts), EACH)
     length = rng.integers(10, 50, prompts)[prompt] + rng.integers(0, 4, len(prompt))
@@ -38,7 +38,7 @@ def grouped(rng: np.random.Generator) -> LensTable:
     texts = [f"prompt {one}" for one in prompt]
     return LensTable(
         "run",
-        Answers(step, texts, [""] * len(step), start, length, {}, [None] * len(step)),
+        Completions(step, texts, [""] * len(step), start, length, {}, [None] * len(step)),
         Tokens(answer, position, length[answer], step[answer], columns),
     )
 
@@ -48,11 +48,11 @@ def test_a_run_in_which_nothing_changes_is_told_as_one() -> None:
     for seed in range(DRAWS):
         table = grouped(np.random.default_rng(seed))
         counts = category_counts(table, Context(seed=seed))
-        found += bool(counts.length.change.found)
+        found += bool(counts.length.change.sign)
         covered += counts.length.all.low <= 31 <= counts.length.all.high
         profile = positions(table, Context(seed=seed))
-        ends += bool(profile.end_minus_middle.found)
-        assert profile.answers == counts.answers == len(table.answers)
+        ends += bool(profile.end_minus_middle.sign)
+        assert profile.answers == counts.answers == len(table.completions)
     assert found <= 2
     assert ends <= 2
     assert covered >= 34
@@ -63,25 +63,27 @@ def test_which_answers_are_drawn_together() -> None:
         return {step: {"prompt": prompts, "completion": ["a"] * len(prompts)} for step in (1, 2, 3, 4, 5)}
 
     many = [f"p{place // 2}" for place in range(20)]
-    assert table_of("run", steps(many)).answers.together.tolist() == [place // 2 for place in range(20)] * 5
-    few = table_of("run", steps(["p", "p", "q"])).answers.together
+    assert build_table("run", steps(many)).completions.cluster.tolist() == [place // 2 for place in range(20)] * 5
+    few = build_table("run", steps(["p", "p", "q"])).completions.cluster
     assert few.tolist() == [0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9]
-    assert table_of("run", {1: steps(["p", "p", "q"])[1]}).answers.together.tolist() == [0, 1, 2]
+    assert build_table("run", {1: steps(["p", "p", "q"])[1]}).completions.cluster.tolist() == [0, 1, 2]
 
 
 def test_shifts_are_drawn_by_prompt() -> None:
     rng = np.random.default_rng(0)
     table = grouped(rng)
     tokens = table.tokens
-    scale = rng.exponential(0.05, STEPS * GROUPS)[np.arange(len(table.answers)) // EACH][tokens.answer]
+    scale = rng.exponential(0.05, STEPS * GROUPS)[np.arange(len(table.completions)) // EACH][tokens.completion]
     logp = np.log(rng.uniform(0.3, 0.6, len(tokens)))
     after = np.log(np.exp(logp) + np.minimum(scale, 0.3))
-    moved = Tokens(tokens.answer, tokens.position, tokens.length, tokens.step, {"logp": logp, "logp_after": after})
-    by_prompt = instances(LensTable("run", table.answers, moved), Context())
-    own = [f"own {place}" for place in range(len(table.answers))]
-    answers = table.answers
+    moved = Tokens(tokens.completion, tokens.position, tokens.length, tokens.step, {"logp": logp, "logp_after": after})
+    by_prompt = instances(LensTable("run", table.completions, moved), Context())
+    own = [f"own {place}" for place in range(len(table.completions))]
+    answers = table.completions
     alone = instances(
-        LensTable("run", Answers(answers.step, own, own, answers.start, answers.count, {}, answers.prompt_ids), moved),
+        LensTable(
+            "run", Completions(answers.step, own, own, answers.start, answers.count, {}, answers.prompt_ids), moved
+        ),
         Context(),
     )
     width = by_prompt.shift_low.high - by_prompt.shift_low.low
@@ -96,7 +98,7 @@ def test_a_very_long_token_costs_no_memory() -> None:
         step: {"prompt": ["p"] * 5, "completion": [""] * 5, "tokens": [words * 5] * 5, "entropy": [[0.5] * 30] * 5}
         for step in range(1, 17)
     }
-    types = TokenTypes(table_of("run", columns), np.inf)
+    types = TokenTypes(build_table("run", columns), np.inf)
     assert types.texts.tolist() == words
 
 
@@ -113,8 +115,8 @@ def test_impacts_are_drawn_by_prompt() -> None:
             for one in (made(answer, 5, 5, ("first",)), made(answer, int(level[prompt]), 5, ("last",)))
         ]
         _, (apart,) = impact_groups(tokens, RULES, PAIRS, seed=seed)
-        _, (by_prompt,) = impact_groups(tokens, RULES, PAIRS, together=of, seed=seed)
-        counts.append((bool(apart.mean.found), bool(by_prompt.mean.found)))
+        _, (by_prompt,) = impact_groups(tokens, RULES, PAIRS, clusters=of, seed=seed)
+        counts.append((bool(apart.mean.sign), bool(by_prompt.mean.sign)))
     apart, by_prompt = np.sum(counts, axis=0)
     assert apart > 5  # what is wrong with drawing answers apart
     assert by_prompt <= 1
@@ -132,7 +134,7 @@ def test_neighbouring_steps_are_drawn_together() -> None:
         step = np.repeat(np.arange(1, steps + 1), each)
         logp = np.log(rng.uniform(0.3, 0.6, len(step)))
         after = np.log(np.exp(logp) + np.repeat(wander, each) + rng.normal(0, 0.01, len(step)))
-        answers = Answers(
+        answers = Completions(
             np.arange(1, steps + 1), [f"p{one}" for one in range(steps)], [""] * steps,
             each * np.arange(steps), np.full(steps, each), {"correct": np.ones(steps)}, [None] * steps,
         )  # fmt: skip
@@ -141,5 +143,5 @@ def test_neighbouring_steps_are_drawn_together() -> None:
             {"logp": logp, "logp_after": after},
         )  # fmt: skip
         result = updates(LensTable("run", answers, tokens), Context(seed=seed))
-        found += bool(result.positive.found)
+        found += bool(result.positive.sign)
     assert found <= 2

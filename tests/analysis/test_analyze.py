@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from explorl.analysis.lens import Analysis, Context, Drawing, Unavailable, typeset
-from explorl.analysis.lens_table import LensTable, NotRecorded, read_run, table_of
+from explorl.analysis.lens_table import LensTable, NotRecorded, build_table, read_run
 from explorl.cli import app as cli
 from explorl.core.store import RunStore, StoreError, write_json
 from explorl.report.lens_render import file_png, file_svg, page_svg
@@ -105,7 +105,7 @@ def test_a_truncated_file_is_left_out_and_named(run: RunStore) -> None:
     said: list[str] = []
     analyze_run(run.folder, only=[f"{__name__}:MINE"], say=said.append)
     assert any("step-000003.parquet cannot be read and is left out" in text for text in said)
-    assert 3 not in read_run(run.folder).answers.step
+    assert 3 not in read_run(run.folder).completions.step
 
 
 def test_a_run_without_token_records(run: RunStore) -> None:
@@ -133,7 +133,7 @@ def test_empty_and_odd_rollouts(run: RunStore) -> None:
     run.write_rollouts(3, {"prompt": ["p"], "completion": [None], "tokens": [["a", "b"]], "entropy": [[0.5]],
                            "logp": [[None, -0.5]], "advantage": [None]})  # fmt: skip
     table = read_run(run.folder)
-    assert any("entropy of 1 answers has another length" in note for note in table.notes)
+    assert any("entropy of 1 completions is left out" in note for note in table.notes)
     inside = table.tokens.step == 3
     assert inside.sum() == 2
     assert np.isnan(table.tokens["entropy"][inside]).all()
@@ -142,7 +142,7 @@ def test_empty_and_odd_rollouts(run: RunStore) -> None:
 
 
 def test_reading_puts_every_token_in_its_place() -> None:
-    table = table_of(
+    table = build_table(
         "run",
         {
             2: {"prompt": ["p", "q"], "completion": ["ab", "c"], "advantage": [1.0, -1.0], "prompt_ids": [[7], None],
@@ -151,30 +151,30 @@ def test_reading_puts_every_token_in_its_place() -> None:
                 "entropy": [[0.3]], "logp_after": [[-1.0]], "reward/correctness": [1.0]},
         },
     )  # fmt: skip
-    assert table.answers.step.tolist() == [1, 2, 2]
-    assert table.answers.count.tolist() == [1, 2, 0]
-    assert table.tokens.answer.tolist() == [0, 1, 1]
+    assert table.completions.step.tolist() == [1, 2, 2]
+    assert table.completions.count.tolist() == [1, 2, 0]
+    assert table.tokens.completion.tolist() == [0, 1, 1]
     assert table.tokens.position.tolist() == [0, 0, 1]
     assert table.tokens["token_ids"].tolist() == [3, 1, 2]
     assert table.tokens["tokens"].tolist() == ["d", "a", "b"]
     assert table.tokens["logp_after"].tolist()[0] == -1.0
     assert np.isnan(table.tokens["logp_after"][1:]).all()
-    assert table.answers.prompt_ids[1] == [7]
-    assert table.answers["correct"][0] == 1
-    assert table.answers.sign.tolist() == [1, 1, -1]
-    rounding = table_of(
+    assert table.completions.prompt_ids[1] == [7]
+    assert table.completions["correct"][0] == 1
+    assert table.completions.sign.tolist() == [1, 1, -1]
+    rounding = build_table(
         "run", {1: {"prompt": ["p"] * 3, "completion": ["a"] * 3, "advantage": [7.4e-5, -7.4e-5, -0.3]}}
     )
-    assert rounding.answers.sign.tolist() == [0, 0, -1]  # (1.1 − mean of eight 1.1) / 1e-4 is no advantage
+    assert rounding.completions.sign.tolist() == [0, 0, -1]  # (1.1 − mean of eight 1.1) / 1e-4 is no advantage
     with pytest.raises(NotRecorded, match="update_size"):
         table.tokens["update_size"]
     with pytest.raises(NotRecorded, match="advantage"):
-        table.answers["reward/style"]
+        table.completions["reward/style"]
 
 
 def test_long_runs_are_thinned(run: RunStore) -> None:
     table = read_run(run.folder, most_tokens=STEPS * 8 * 20 // 4)
-    assert np.unique(table.answers.step).tolist() == list(range(1, STEPS + 1, 4))
+    assert np.unique(table.completions.step).tolist() == list(range(1, STEPS + 1, 4))
     assert "10 of 40 rollout files" in table.notes[0]
 
 
@@ -183,7 +183,7 @@ def broken(table: LensTable, context: Context) -> Any:
 
 
 def lengths(table: LensTable, context: Context) -> Any:
-    return Unavailable("nothing") if context.option("mine", "off", False) else table.answers.count
+    return Unavailable("nothing") if context.option("mine", "off", False) else table.completions.count
 
 
 MINE = Analysis(
@@ -330,8 +330,8 @@ def test_a_lone_checkpoint(tmp_path: Path) -> None:
     )  # fmt: skip
     assert not any(one.failed for one in outcomes)
     table = outcomes[1].result
-    assert len(table.answers) == 6
-    assert set(np.unique(table.answers["correct"])) <= {0.0, 1.0}
+    assert len(table.completions) == 6
+    assert set(np.unique(table.completions["correct"])) <= {0.0, 1.0}
     tokens = table.tokens
     assert (tokens["entropy"] >= 0).all()
     assert (tokens["logp"] <= 0).all()
@@ -346,7 +346,7 @@ LONE = Analysis("lone", "Lone", lambda table, context: table, lambda found: "", 
 
 
 def test_a_run_with_nothing_in_it_has_a_reason_for_everything() -> None:
-    outcomes = analyzed(table_of("run", {}), Context(), chosen())
+    outcomes = analyzed(build_table("run", {}), Context(), chosen())
     assert all(isinstance(one.result, Unavailable) for one in outcomes), [
         one.analysis.name for one in outcomes if not isinstance(one.result, Unavailable)
     ]

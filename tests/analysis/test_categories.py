@@ -15,7 +15,7 @@ from explorl.analysis.categories import (
 )
 from explorl.analysis.category_counts import category_counts, count_categories, summary, tables
 from explorl.analysis.lens import Context, Unavailable
-from explorl.analysis.lens_table import table_of
+from explorl.analysis.lens_table import build_table
 
 FORMAL, LOGICAL, META, REST = CATEGORIES
 
@@ -79,22 +79,22 @@ def test_own_lists_take_the_place_of_ours(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "not a mapping"),
-        ("[1, 2]", "not a mapping"),
+        ("", "must be a mapping"),
+        ("[1, 2]", "must be a mapping"),
         ("a: [", "not YAML"),
-        ("meta: {a: {words: [x]}}", "'meta'; the categories are formal reasoning"),
-        ("metacognitive: [wait]", r"'metacognitive' is \['wait'\]; give groups"),
+        ("meta: {a: {words: [x]}}", "'meta'.*use formal reasoning"),
+        ("metacognitive: [wait]", r"'metacognitive' is \['wait'\]; use groups"),
         ("metacognitive: {a: [wait]}", "'metacognitive: a' is"),
-        ("metacognitive: {a: {word: [wait]}}", "has the key 'word'; give words or patterns"),
-        ("metacognitive: {a: {words: wait}}", "words is 'wait'; give a list"),
-        ("metacognitive: {a: {words: [no]}}", "words has False, which is no text; quote it"),
-        ("metacognitive: {a: {words: ['']}}", "words has '', which is no text"),
-        ("metacognitive: {a: {patterns: ['(']}}", r"patterns has '\(', which is no regular expression"),
-        ("metacognitive: {a: {patterns: ['x*']}}", "a match in nothing"),
+        ("metacognitive: {a: {word: [wait]}}", "'word'; use words or patterns"),
+        ("metacognitive: {a: {words: wait}}", "words is 'wait'; use a list"),
+        ("metacognitive: {a: {words: [no]}}", "words contains False, .*quote it"),
+        ("metacognitive: {a: {words: ['']}}", "words contains ''"),
+        ("metacognitive: {a: {patterns: ['(']}}", r"invalid regular expression '\('"),
+        ("metacognitive: {a: {patterns: ['x*']}}", "matches empty text"),
         ("metacognitive: {a: {patterns: ['(x)']}}", r"a group; write \(\?:…\)"),
-        ("metacognitive: {a: {patterns: ['x(?i)']}}", "no regular expression"),
-        ("metacognitive: {a: {words: [x]}, b: {words: [X]}}", "lists 'X', which 'metacognitive: a' lists too"),
-        ("metacognitive: {}", "no word and no pattern"),
+        ("metacognitive: {a: {patterns: ['x(?i)']}}", "invalid regular expression"),
+        ("metacognitive: {a: {words: [x]}, b: {words: [X]}}", "lists 'X', which is also in 'metacognitive: a'"),
+        ("metacognitive: {}", "no words or patterns"),
     ],
 )
 def test_lists_that_cannot_be_used_are_said(text, says):
@@ -115,7 +115,7 @@ def test_files_that_cannot_be_read_are_said(tmp_path):
 
 # ---------------------------------------------------------------------------- counts
 def planted(rng, answers, meta, length=20):
-    """Answers of words, each followed by "wait" with a chance of its own."""
+    """Completions of words, each followed by "wait" with a chance of its own."""
     found = []
     for _ in range(answers):
         chance = meta * rng.uniform(0.5, 1.5)
@@ -134,7 +134,7 @@ def test_counts_equal_a_count_by_hand():
     assert shares["metacognitive: revising"] == pytest.approx(1 / 3)
     assert shares["metacognitive: planning"] == 0
     assert found.length.change is None
-    assert summary(found).startswith("An answer has 3.0 [")
+    assert summary(found).startswith("A completion has 3.0 [")
     assert "1.3 formal reasoning, 0.3 logical structuring" in summary(found)
 
 
@@ -156,17 +156,17 @@ def test_no_change_is_reported_where_none_is_planted():
     for seed in range(100):
         rng = np.random.default_rng(seed)
         found = count_categories(planted(rng, 40, 0.2), [1] * 20 + [2] * 20, lists, seed=seed)
-        reports += any(one.change.found for one in (found.length, *found.categories))
+        reports += any(one.change.sign for one in (found.length, *found.categories))
     assert reports <= 5
 
 
 def test_counts_of_a_run():
     columns = {"prompt": ["p"] * 2, "completion": ["c"] * 2, "tokens": [["so", " 1"], ["</script>"]]}
-    found = category_counts(table_of("run", {1: columns, 2: columns}), Context())
+    found = category_counts(build_table("run", {1: columns, 2: columns}), Context())
     assert found.answers == 4
     with pytest.raises(ValueError, match="'tokens'"):
-        category_counts(table_of("run", {1: {"prompt": ["p"], "completion": ["c"], "entropy": [[1.0]]}}), Context())
+        category_counts(build_table("run", {1: {"prompt": ["p"], "completion": ["c"], "entropy": [[1.0]]}}), Context())
     with pytest.raises(CategoryError, match=r"gone\.yaml"):
-        category_counts(table_of("run", {1: columns}), Context(options={"categories.lists": "gone.yaml"}))
+        category_counts(build_table("run", {1: columns}), Context(options={"categories.lists": "gone.yaml"}))
     one = {key: value[:1] for key, value in columns.items()}
-    assert isinstance(category_counts(table_of("run", {1: one}), Context()), Unavailable)
+    assert isinstance(category_counts(build_table("run", {1: one}), Context()), Unavailable)

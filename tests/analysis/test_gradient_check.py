@@ -7,7 +7,7 @@ import pytest
 
 from explorl.analysis.gradient_check import check_gradients, gradient_check, summary, tables
 from explorl.analysis.lens import Context
-from explorl.analysis.lens_table import table_of
+from explorl.analysis.lens_table import build_table
 from explorl.models import Policy
 
 
@@ -79,13 +79,13 @@ def test_a_run_and_what_it_may_lack():
         "prompt": ["p"] * 6, "completion": ["c"] * 6, "entropy": [[1.0, 1.0]] * 6, "token_ids": [[5, 6]] * 5 + [[5, 99]]
     }  # fmt: skip
     context = Context(load_policy=lambda: policy)
-    found = gradient_check(table_of("run", {1: columns}), context)
+    found = gradient_check(build_table("run", {1: columns}), context)
     assert len(found.closed) == 8
     assert found.agrees
     assert np.isfinite(found.closed).all()
-    alien = gradient_check(table_of("run", {1: columns | {"token_ids": [[99, 5]] * 6}}), context)
+    alien = gradient_check(build_table("run", {1: columns | {"token_ids": [[99, 5]] * 6}}), context)
     assert "small" in alien.reason
     with pytest.raises(ValueError, match="no policy"):
-        gradient_check(table_of("run", {1: columns}), Context())
+        gradient_check(build_table("run", {1: columns}), Context())
     with pytest.raises(ValueError, match="token_ids"):
-        gradient_check(table_of("run", {1: {"prompt": ["p"], "completion": ["c"], "entropy": [[1.0]]}}), context)
+        gradient_check(build_table("run", {1: {"prompt": ["p"], "completion": ["c"], "entropy": [[1.0]]}}), context)

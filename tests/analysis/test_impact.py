@@ -16,18 +16,18 @@ from explorl.analysis.impact import (
     Side,
     TokenImpact,
     benjamini_hochberg,
-    choose,
+    choose_tokens,
     enough_samples,
     fisher,
-    grouped,
+    group_impacts,
     newcombe,
-    square,
+    squared_impact,
 )
 from explorl.analysis.impact_run import impact, summary, tables
-from explorl.analysis.impact_sampling import Limits, Probe, draw, most_tokens, within_budget
-from explorl.analysis.impact_tokens import longest_answer, problems_by_prompt
+from explorl.analysis.impact_sampling import ContinuationLimits, TokenProbe, most_tokens, sample_impacts, within_budget
+from explorl.analysis.impact_tokens import completion_limit, problems_by_prompt
 from explorl.analysis.lens import Context, Unavailable
-from explorl.analysis.lens_table import table_of
+from explorl.analysis.lens_table import build_table
 from explorl.rollout import UnsupportedModel
 from explorl.tasks import Problem
 
@@ -93,9 +93,9 @@ def test_the_square_has_no_bias():
     for a in range(k + 1):
         for b in range(k + 1):
             chance = math.comb(k, a) * p**a * (1 - p) ** (k - a) * math.comb(k, b) * q**b * (1 - q) ** (k - b)
-            expected += chance * square(a, k, b, k)
+            expected += chance * squared_impact(a, k, b, k)
     assert expected == pytest.approx((p - q) ** 2)
-    assert square(1, 1, 0, 1) is None
+    assert squared_impact(1, 1, 0, 1) is None
 
 
 # ---------------------------------------------------------------------------- choosing
@@ -108,7 +108,9 @@ def tokens_of(entropy, lengths):
 def test_tokens_are_chosen_by_rule():
     entropy, answer, relative = tokens_of([5, 4, 1, 0, 9, 3, 2, 1, 0, 8], [5, 5])
     sign, group = np.where(answer == 0, 1, -1), np.where(answer == 0, -1, 1)
-    chosen = choose(entropy, answer, relative, sign, group, ("entropy", "first", "last", "negative", "low-ppl"), 2)
+    chosen = choose_tokens(
+        entropy, answer, relative, sign, group, ("entropy", "first", "last", "negative", "low-ppl"), 2
+    )
     by = {rule: {place for place, rules in chosen.items() if rule in rules} for rule in RULES}
     assert by["entropy"] == {4, 9}  # one of each answer before the second of one
     assert by["first"] == {0, 5}
@@ -116,11 +118,11 @@ def test_tokens_are_chosen_by_rule():
     assert by["negative"] == {9, 5}
     assert by["low-ppl"] == {4, 0}
     assert list(chosen) == sorted(chosen)
-    same = [choose(entropy, answer, relative, sign, group, ("random",), 3, seed=seed) for seed in (1, 1, 2)]
+    same = [choose_tokens(entropy, answer, relative, sign, group, ("random",), 3, seed=seed) for seed in (1, 1, 2)]
     assert same[0] == same[1]
     assert same[0] != same[2]
-    with pytest.raises(ValueError, match="no rule 'top'"):
-        choose(entropy, answer, relative, sign, group, ("top",), 2)
+    with pytest.raises(ValueError, match="unknown rule 'top'"):
+        choose_tokens(entropy, answer, relative, sign, group, ("top",), 2)
 
 
 # ---------------------------------------------------------------------------- a stub of the sampler
@@ -168,12 +170,14 @@ class Right(Planted):
 
 
 def probe(text, position, other, prompt="Q", **more):
-    return Probe([ord(c) for c in prompt], [ord(c) for c in text], position, ord(other), Problem("p", {}), **more)
+    return TokenProbe([ord(c) for c in prompt], [ord(c) for c in text], position, ord(other), Problem("p", {}), **more)
 
 
 def test_the_whole_answer_is_judged_and_the_prefix_shared():
     stub, task = Stub({"x": 1.0, "y": 0.0}), Right()
-    found = draw(stub, task, [probe("axb$", 1, "y")], samples=4, limits=Limits(9, None, (END,)), seed=5)
+    found = sample_impacts(
+        stub, task, [probe("axb$", 1, "y")], samples=4, limits=ContinuationLimits(9, None, (END,)), seed=5
+    )
     (prompts, n, params), (one,) = stub.calls[0], found.tokens
     assert [bytes(ids).decode() for ids in prompts] == ["Qax", "Qay"]
     assert (n, list(params.max_tokens), params.seed) == (4, [7, 7], 5)
@@ -187,32 +191,38 @@ def test_the_whole_answer_is_judged_and_the_prefix_shared():
 
 def test_an_opened_thought_is_told_to_the_task():
     task = Right()
-    draw(Stub({}), task, [probe("ax", 0, "y", prompt="Q<think>\n")], samples=2, limits=Limits(9, None, (END,)))
+    sample_impacts(
+        Stub({}),
+        task,
+        [probe("ax", 0, "y", prompt="Q<think>\n")],
+        samples=2,
+        limits=ContinuationLimits(9, None, (END,)),
+    )
     assert all(opened for _, opened in task.seen)
 
 
 def test_what_ends_has_no_room_or_breaks_off_is_counted():
-    limits = Limits(3, 5, (END,))
-    ended = draw(Stub({"a": 0.0}), Right(), [probe("R$", 1, "a")], samples=4, limits=limits)
+    limits = ContinuationLimits(3, 5, (END,))
+    ended = sample_impacts(Stub({"a": 0.0}), Right(), [probe("R$", 1, "a")], samples=4, limits=limits)
     assert (ended.ended, ended.no_room, ended.left_out) == (1, 0, 0)
     (one,) = ended.tokens
     assert one.sampled.continuations == (Continuation("", True, "none"),) * 4
     assert one.impact.mean == 0  # R stands in the answer whatever follows
-    full = draw(Stub({}), Right(), [probe("abR", 2, "c")], samples=4, limits=limits)
+    full = sample_impacts(Stub({}), Right(), [probe("abR", 2, "c")], samples=4, limits=limits)
     assert (full.no_room, full.sampled_tokens) == (2, 0)
     assert full.tokens[0].impact.mean == 1
-    tight = draw(Stub({}), Right(), [probe("ab", 0, "c", prompt="QQQQ")], samples=2, limits=limits)
+    tight = sample_impacts(Stub({}), Right(), [probe("ab", 0, "c", prompt="QQQQ")], samples=2, limits=limits)
     assert tight.no_room == 2  # the model's context
-    cut = draw(Stub({}, length=5), Right(), [probe("ab", 0, "c")], samples=2, limits=limits)
+    cut = sample_impacts(Stub({}, length=5), Right(), [probe("ab", 0, "c")], samples=2, limits=limits)
     assert cut.cut_off == 4
-    broken = draw(Stub({}, error=True), Right(), [probe("ab", 0, "c")], samples=2, limits=limits)
+    broken = sample_impacts(Stub({}, error=True), Right(), [probe("ab", 0, "c")], samples=2, limits=limits)
     assert (broken.failed, broken.left_out, broken.tokens) == (4, 1, ())
     with pytest.raises(ValueError, match="samples is 0"):
-        draw(Stub({}), Right(), [], samples=0, limits=limits)
+        sample_impacts(Stub({}), Right(), [], samples=0, limits=limits)
 
 
 def test_the_budget_is_the_worst_case():
-    limits = Limits(10, None, (END,))
+    limits = ContinuationLimits(10, None, (END,))
     probes = [probe("abcdef", place, "z") for place in (0, 5)]
     assert most_tokens(probes, 3, limits) == 3 * 2 * (9 + 4)
     assert within_budget(probes, 3, limits, 3 * 2 * 9) == probes[:1]
@@ -223,7 +233,7 @@ def test_the_budget_is_the_worst_case():
 def test_hostile_continuations_are_cleaned():
     stub = Stub({})
     stub.tokenizer = SimpleNamespace(decode=lambda ids, **_: "\x1b[31m\ud800\u202e" + "x" * 5000)
-    found = draw(stub, Right(), [probe("ab", 0, "c")], samples=2, limits=Limits(9, None, (END,)))
+    found = sample_impacts(stub, Right(), [probe("ab", 0, "c")], samples=2, limits=ContinuationLimits(9, None, (END,)))
     one = found.tokens[0]
     for text in (one.sampled.token, one.other.token, one.sampled.continuations[0].text):
         assert "\x1b" not in text
@@ -236,10 +246,10 @@ def test_hostile_continuations_are_cleaned():
 def test_a_planted_token_is_found_among_others():
     stub = Stub({"x": 0.9, "y": 0.1})
     probes = [probe("abcx$", 3, "y", answer=0)] + [probe("abcd$", place % 4, "z", answer=1) for place in range(30)]
-    found = draw(stub, Right(), probes, samples=16, limits=Limits(9, None, (END,)))
-    assert found.tokens[0].found
+    found = sample_impacts(stub, Right(), probes, samples=16, limits=ContinuationLimits(9, None, (END,)))
+    assert found.tokens[0].significant
     assert found.tokens[0].impact.low <= 0.8 <= found.tokens[0].impact.high
-    assert sum(token.found for token in found.tokens[1:]) <= 1
+    assert sum(token.significant for token in found.tokens[1:]) <= 1
     inside = sum(token.impact.low <= 0 <= token.impact.high for token in found.tokens[1:])
     assert inside >= 26
 
@@ -251,10 +261,12 @@ def test_nothing_is_found_where_nothing_is_planted():
             probe("abcdefgh$", place % 8, "z", answer=place % 10, groups=("first",) if place % 2 else ("last",))
             for place in range(20)
         ]
-        found = draw(Stub({}, seed=seed), Right(), probes, samples=12, limits=Limits(12, None, (END,)))
-        reports += any(token.found for token in found.tokens)
-        _, (one,) = grouped(found.tokens, RULES, PAIRS, seed=seed)
-        reports += bool(one.mean.found or one.square.found) and not any(token.found for token in found.tokens)
+        found = sample_impacts(
+            Stub({}, seed=seed), Right(), probes, samples=12, limits=ContinuationLimits(12, None, (END,))
+        )
+        reports += any(token.significant for token in found.tokens)
+        _, (one,) = group_impacts(found.tokens, RULES, PAIRS, seed=seed)
+        reports += bool(one.mean.sign or one.square.sign) and not any(token.significant for token in found.tokens)
     assert reports <= 5
 
 
@@ -269,14 +281,14 @@ def made(answer, correct, other, groups, k=10):
 
 def test_groups_are_compared_over_answers():
     tokens = [made(i, 9, 2 + i % 3, ("first",)) for i in range(12)] + [made(i, 5, 5, ("last",)) for i in range(12)]
-    (first, last), (one,) = grouped(tokens, RULES, PAIRS)
+    (first, last), (one,) = group_impacts(tokens, RULES, PAIRS)
     assert (first.name, first.tokens, first.answers) == ("first", 12, 12)
     assert first.mean.mean == pytest.approx(0.6)
     assert last.mean.mean == 0
     assert last.square.mean == pytest.approx(-2 * 0.25 / 9)  # no bias: below 0 as often as above
     assert one.name == "first − last"
-    assert one.mean.found == one.square.found == 1
-    assert grouped([], RULES, PAIRS) == ([], [])
+    assert one.mean.sign == one.square.sign == 1
+    assert group_impacts([], RULES, PAIRS) == ([], [])
 
 
 # ---------------------------------------------------------------------------- a run
@@ -286,14 +298,14 @@ def policy():
 
 
 def planted_table(policy, texts, step=3, **more):
-    """Answers to q and qq in turn, as a run records them."""
+    """Completions to q and qq in turn, as a run records them."""
     ids = [[*policy.tokenizer.convert_tokens_to_ids(list(text)), policy.tokenizer.eos_token_id] for text in texts]
     prompts = ["q" if i % 2 == 0 else "qq" for i in range(len(texts))]
     columns = {
         "prompt": prompts, "completion": list(texts), "correct": ["r" in text for text in texts],
         "tokens": [[*text, "<eos>"] for text in texts], "token_ids": ids, "entropy": [[0.5] * len(row) for row in ids],
     }  # fmt: skip
-    return table_of("run", {step: columns | more})
+    return build_table("run", {step: columns | more})
 
 
 def context_of(policy, said=None, **options):
@@ -311,11 +323,11 @@ def test_the_deciding_token_of_a_planted_model(policy):
     for answer, decides in ((0, 1), (1, -1), (2, 1), (3, -1)):
         one = by_place[answer, 1]
         assert one.impact.mean == decides
-        assert one.found
+        assert one.significant
         assert {one.sampled.token, one.other.token} == {"g", "b"}
         assert one.other.probability == pytest.approx(0.5, abs=1e-3)
         assert one.entropy == pytest.approx(math.log(2), abs=1e-3)
-        assert not by_place[answer, 0].found  # m or n: nothing follows
+        assert not by_place[answer, 0].significant  # m or n: nothing follows
     neutral = [by_place[answer, 0].impact for answer in range(4)]
     assert sum(one.low < 0 < one.high for one in neutral) >= 3  # 95 % each
     assert {token.position for token in found.tokens if "first" in token.groups} == {0}
@@ -334,7 +346,7 @@ def test_the_deciding_token_of_a_planted_model(policy):
 def test_a_flat_model_has_no_deciding_token():
     flat = planted_policy(flat=True)
     found = impact(planted_table(flat, ["mgr", "nbw"]), context_of(flat, rules="first,entropy", each=6))
-    assert not [token for token in found.tokens if token.found and token.position < 2]
+    assert not [token for token in found.tokens if token.significant and token.position < 2]
 
 
 def test_tokens_by_hand(policy):
@@ -343,9 +355,9 @@ def test_tokens_by_hand(policy):
     assert [(token.answer, token.position) for token in found.tokens] == [(1, 1), (0, 3)]
     assert found.tokens[0].groups == ("by hand",)
     assert any("impact.samples=5 is enough" in note for note in found.notes)
-    assert any("ends the answer" in note for note in found.notes)  # 0:3 is the end itself
+    assert any("ends the completion" in note for note in found.notes)  # 0:3 is the end itself
     for text, says in (
-        ("1-1", "such as 12:3"), ("7:0", "answers 0 to 1"), ("0:9", "it has 0 to 3"), ("-1:0", "such as 12:3")
+        ("1-1", "such as 12:3"), ("7:0", "completions 0 to 1"), ("0:9", "it has 0 to 3"), ("-1:0", "such as 12:3")
     ):  # fmt: skip
         with pytest.raises(ValueError, match=says):
             impact(table, context_of(policy, tokens=text))
@@ -353,11 +365,11 @@ def test_tokens_by_hand(policy):
 
 def test_answers_may_be_as_long_as_the_records_tell(policy):
     whole = planted_table(policy, ["mgr", "nb"])
-    assert longest_answer(whole, (policy.tokenizer.eos_token_id,)) == 8  # none was cut off, so none hit the limit
-    assert longest_answer(whole, (999,)) == 4
+    assert completion_limit(whole, (policy.tokenizer.eos_token_id,)) == 8  # none was cut off, so none hit the limit
+    assert completion_limit(whole, (999,)) == 4
     found = impact(whole, context_of(policy, tokens="0:0", samples=2, max_tokens=1))
     assert found.longest == 1
-    assert any("no room to go on, and are judged as they stand: 2" in note for note in found.notes)
+    assert any("without room for another token, which are judged unchanged: 2" in note for note in found.notes)
 
 
 def test_a_model_that_the_engine_cannot_sample_is_said(policy, monkeypatch):
@@ -391,7 +403,7 @@ def test_stored_prompts_are_used_as_they_were(policy):
         ({"samples": 1}, "impact.samples is 1; use 2 or more"),
         ({"each": 0}, "impact.each is 0"),
         ({"samples": "many"}, "impact.samples is 'many'"),
-        ({"rules": "entropy,top"}, "impact.rules has 'top'"),
+        ({"rules": "entropy,top"}, "impact.rules .*'top'"),
         ({"temperature": 0.0}, "impact.temperature is 0.0"),
     ],
 )
@@ -404,12 +416,12 @@ def test_what_is_lacking_is_said(policy):
     table = planted_table(policy, ["mgr"])
     assert "impact.budget is 3 tokens" in impact(table, context_of(policy, budget=3)).reason
     strange = planted_table(policy, ["mgr"], prompt=["other"])
-    assert "none of the answers" in impact(strange, context_of(policy)).reason
-    with pytest.raises(ValueError, match="whose prompt is none"):
+    assert "no completion with recorded tokens" in impact(strange, context_of(policy)).reason
+    with pytest.raises(ValueError, match="whose prompt is not among"):
         impact(strange, context_of(policy, tokens="0:0"))
     alien = planted_table(policy, ["mgr"], token_ids=[[1, 2, 3, 999_999]])
     assert "the token id 999999" in impact(alien, context_of(policy)).reason
-    bare = table_of("run", {1: {"prompt": ["q"], "completion": ["m"], "entropy": [[1.0]]}})
+    bare = build_table("run", {1: {"prompt": ["q"], "completion": ["m"], "entropy": [[1.0]]}})
     with pytest.raises(ValueError, match="token_ids"):
         impact(bare, context_of(policy))
     few = impact(planted_table(policy, ["mgr", "nbw"]), context_of(policy, budget=200))

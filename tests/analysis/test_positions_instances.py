@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from explorl.analysis import instances, positions
-from explorl.analysis.instances import answer_perplexity, perplexity_groups, shifts_by_perplexity
+from explorl.analysis.instances import completion_perplexity, perplexity_groups, shifts_by_perplexity
 from explorl.analysis.lens import Context, Unavailable
-from explorl.analysis.lens_table import table_of
+from explorl.analysis.lens_table import build_table
 from explorl.analysis.positions import entropy_by_position
 from explorl.stats import Interval
-from explorl.stats.clusters import cluster_mean, cluster_means, told
+from explorl.stats.clusters import cluster_mean, cluster_means, format_effect
 
 
 def lengths_of(rng, answers, low=5, high=60):
@@ -65,19 +65,19 @@ def test_p_of_a_difference_is_students_over_clusters():
     assert effect.p == pytest.approx(2 * np.trapezoid(density, x), rel=0.15)  # the deviation is of 2,000 draws
     _, (same,) = cluster_means(np.ones((8, 1)), np.ones((8, 1)), [(1,)])
     assert same.p == 0.5**7
-    assert same.found == 1
-    assert cluster_means(np.ones((3, 1)), np.ones((3, 1)), [(1,)])[1][0].found == 0
+    assert same.sign == 1
+    assert cluster_means(np.ones((3, 1)), np.ones((3, 1)), [(1,)])[1][0].sign == 0
 
 
 def test_what_has_no_tokens_has_no_mean():
     assert cluster_means(np.zeros((3, 1)), np.zeros((3, 1)))[0] == [None]
     one = cluster_mean(np.array([2.0]))
     assert (one.mean, one.low, one.high) == (2.0, -math.inf, math.inf)
-    assert told(None) == "not known"
-    assert told(one) == "+2.000 (of one answer)"
-    assert told(Interval(-1e-4, -2e-4, 1e-5)) == "−1.0e−04 [−2.0e−04, +1.0e−05]"
+    assert format_effect(None) == "not known"
+    assert format_effect(one) == "+2.000 (of one completion)"
+    assert format_effect(Interval(-1e-4, -2e-4, 1e-5)) == "−1.0e−04 [−2.0e−04, +1.0e−05]"
     assert cluster_mean(np.zeros(0)) is None
-    with pytest.raises(ValueError, match="contrast of zeros"):
+    with pytest.raises(ValueError, match="contrast"):
         cluster_means(np.ones((3, 2)), np.ones((3, 2)), [(0, 0)])
 
 
@@ -90,7 +90,7 @@ def test_a_planted_profile_is_recovered():
     entropy = truth + rng.normal(size=len(truth)) * 0.3 + rng.normal(size=300)[answer] * 0.1
     profile = entropy_by_position(entropy, relative, answer, sign)
     assert profile.u_shaped
-    assert profile.end_negative_minus_positive.found == 1
+    assert profile.end_negative_minus_positive.sign == 1
     assert profile.end_negative_minus_positive.low < 0.2 < profile.end_negative_minus_positive.high
     inside = 0
     for index, found in enumerate(profile.all):
@@ -110,7 +110,7 @@ def test_no_profile_is_found_where_there_is_none():
         entropy = 0.5 + rng.normal(size=40)[answer] * 0.2 + rng.normal(size=len(answer)) * 0.3
         profile = entropy_by_position(entropy, relative, answer, np.where(answer % 2, 1, -1), bins=4, seed=seed)
         parts = (profile.begin_minus_middle, profile.end_minus_middle, profile.end_negative_minus_positive)
-        reports += any(part.found for part in parts)
+        reports += any(part.sign for part in parts)
     assert reports <= 5
 
 
@@ -118,7 +118,7 @@ def test_a_fall_is_told_as_no_u():
     answer, relative = lengths_of(np.random.default_rng(0), 50)
     noise = np.random.default_rng(1).normal(size=len(relative)) * 0.1
     profile = entropy_by_position(1 - relative + noise, relative, answer, np.zeros_like(answer))
-    assert positions.summary(profile).startswith("Entropy over the answer is not U-shaped: the first 20% minus")
+    assert positions.summary(profile).startswith("Entropy over the completion is not U-shaped: the first 20% minus")
 
 
 def test_positions_of_a_run_and_what_it_may_lack():
@@ -127,21 +127,21 @@ def test_positions_of_a_run_and_what_it_may_lack():
         "prompt": ["p"] * 6, "completion": ["c"] * 6, "correct": [True, False] * 3,
         "entropy": [rng.random(30).tolist() for _ in range(6)],
     }  # fmt: skip
-    found = positions.positions(table_of("run", {1: columns}), Context())
-    assert "not U-shaped" in positions.summary(found)
+    found = positions.positions(build_table("run", {1: columns}), Context())
+    assert "not significantly U-shaped" in positions.summary(found)
     assert {"positions", "position_contrasts"} == set(positions.tables(found))
-    bare = table_of("run", {1: {key: columns[key] for key in ("prompt", "completion", "entropy")}})
+    bare = build_table("run", {1: {key: columns[key] for key in ("prompt", "completion", "entropy")}})
     unsigned = positions.positions(bare, Context())
     assert unsigned.positive[0] is None
     assert "negative" not in positions.summary(unsigned)
     one = {key: value[:1] for key, value in columns.items()}
-    assert isinstance(positions.positions(table_of("run", {1: one}), Context()), Unavailable)
+    assert isinstance(positions.positions(build_table("run", {1: one}), Context()), Unavailable)
 
 
 # ---------------------------------------------------------------------------- instances
 def test_perplexity_and_its_groups():
     logps = np.log(np.array([0.5, 0.5, 0.25, 0.25, np.nan]))
-    found = answer_perplexity(logps, np.array([0, 0, 1, 1, 2]), 4)
+    found = completion_perplexity(logps, np.array([0, 0, 1, 1, 2]), 4)
     assert found[:2] == pytest.approx([2, 4])
     assert np.isnan(found[2:]).all()
     group = perplexity_groups(np.array([1, 2, 3, 4, 5, 11, 12, 13, 14, 15.0]), np.repeat([1, 2], 5))
@@ -166,7 +166,7 @@ def test_planted_shifts_in_fluent_answers_are_found():
     assert found.low_minus_high.low > 0
     assert found.shift_low_minus_high.low > 0
     shift = np.abs(np.exp(after) - np.exp(logps))
-    low = perplexity_groups(answer_perplexity(logps, answer, answers), step)[answer] == -1
+    low = perplexity_groups(completion_perplexity(logps, answer, answers), step)[answer] == -1
     assert found.shift_low.mean == pytest.approx(shift[low].mean())
     assert found.top_in_low.mean == pytest.approx((shift >= np.sort(shift)[-int(0.2 * len(shift))])[low].mean())
     assert sum(found.top_tokens) == pytest.approx(1)
@@ -178,19 +178,19 @@ def test_no_shifts_are_found_where_none_are_planted():
     reports = 0
     for seed in range(100):
         found = shifts_by_perplexity(*planted_shifts(seed, effect=0.0), seed=seed)
-        reports += bool(found.low_minus_high.found or found.shift_low_minus_high.found)
+        reports += bool(found.low_minus_high.sign or found.shift_low_minus_high.sign)
     assert reports <= 5
 
 
 def test_instances_say_what_they_lack():
     columns = {"prompt": ["p"] * 3, "completion": ["c"] * 3, "logp": [[-1.0]] * 3, "entropy": [[1.0]] * 3}
     with pytest.raises(ValueError, match="logp_after"):
-        instances.instances(table_of("run", {1: columns}), Context())
-    few = instances.instances(table_of("run", {1: columns | {"logp_after": [[-1.0]] * 3}}), Context())
+        instances.instances(build_table("run", {1: columns}), Context())
+    few = instances.instances(build_table("run", {1: columns | {"logp_after": [[-1.0]] * 3}}), Context())
     assert isinstance(few, Unavailable)
     assert "10 or more" in few.reason
     many = {key: value * 5 for key, value in (columns | {"logp_after": [[-1.0]] * 3}).items()}
-    still = instances.instances(table_of("run", {1: many}), Context())  # nothing moved
+    still = instances.instances(build_table("run", {1: many}), Context())  # nothing moved
     assert still.top_in_low.mean == 0
-    assert "as far as can be told" in instances.summary(still)
+    assert "not significantly" in instances.summary(still)
     assert instances.tables(still)

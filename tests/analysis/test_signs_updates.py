@@ -10,7 +10,7 @@ import pytest
 from explorl.analysis.defects import defects, defects_summary, defects_tables
 from explorl.analysis.entropy_by_sign import SignSplit, sign_split, split_summary, split_tables
 from explorl.analysis.entropy_drop import (
-    FastestDrop,
+    EntropyDrop,
     Words,
     drop_summary,
     drop_tables,
@@ -20,7 +20,7 @@ from explorl.analysis.entropy_drop import (
     words_tables,
 )
 from explorl.analysis.lens import Context, Unavailable
-from explorl.analysis.lens_table import LensTable, NotRecorded, table_of
+from explorl.analysis.lens_table import LensTable, NotRecorded, build_table
 from explorl.analysis.probability_shift import Updates, updates, updates_summary, updates_tables
 from explorl.stats.regression import LEVEL
 
@@ -45,7 +45,7 @@ def split_of(rng: np.random.Generator, negative: float, apart: float, seed: int)
         lens__entropy_negative=1 + apart - negative * T / 100 + noise(100, 0.05, rng),
         reward=[0.5] * 100,
     )
-    found = sign_split(table_of("run", {}, lines=curves), Context(seed))
+    found = sign_split(build_table("run", {}, lines=curves), Context(seed))
     assert isinstance(found, SignSplit)
     return found
 
@@ -55,7 +55,7 @@ def test_entropy_by_sign(draws: int) -> None:
     rng = np.random.default_rng(0)
     found = [split_of(rng, 0.4, 0.3, seed) for seed in range(draws)]
     assert sum(one.slope_difference.low <= -0.3 <= one.slope_difference.high for one in found) >= 0.9 * draws
-    assert all(one.slope_difference.found == -1 and one.difference.found == 1 for one in found)
+    assert all(one.slope_difference.sign == -1 and one.difference.sign == 1 for one in found)
     assert "falls faster" in split_summary(found[0])
     assert len(split_tables(found[0])["signs-curve"].rows) == 100
 
@@ -64,28 +64,28 @@ def test_entropy_by_sign(draws: int) -> None:
 def test_signs_that_do_not_differ(draws: int) -> None:
     rng = np.random.default_rng(1)
     found = [split_of(rng, 0.1, 0.0, seed) for seed in range(draws)]
-    assert sum(one.slope_difference.found == 0 for one in found) >= 0.95 * draws
-    assert sum(one.difference.found == 0 for one in found) >= 0.95 * draws
+    assert sum(one.slope_difference.sign == 0 for one in found) >= 0.95 * draws
+    assert sum(one.difference.sign == 0 for one in found) >= 0.95 * draws
 
 
 def test_entropy_by_sign_of_recorded_tokens() -> None:
     table = token_table(np.random.default_rng(2), fast_slope=-2.0, fast_negative=0.95)
     found = sign_split(table, Context())
     assert isinstance(found, SignSplit)
-    tokens, sign = table.tokens, table.answers.sign[table.tokens.answer]
+    tokens, sign = table.tokens, table.completions.sign[table.tokens.completion]
     at = (tokens.step == 7) & (sign < 0)
     assert found.negative[6] == pytest.approx(tokens["entropy"][at].mean())
-    assert found.slope_difference.found == -1
+    assert found.slope_difference.sign == -1
 
 
 @pytest.mark.parametrize("draws", DRAWS)
 def test_fastest_tokens_come_from_negatives(draws: int) -> None:
     rng = np.random.default_rng(3)
     found = [fastest_drop(token_table(rng, fast_slope=-2.0, fast_negative=0.8), Context(s)) for s in range(draws)]
-    kept = [one for one in found if isinstance(one, FastestDrop)]
+    kept = [one for one in found if isinstance(one, EntropyDrop)]
     assert len(kept) == draws
     assert sum(one.negative_share.low <= 0.8 <= one.negative_share.high for one in kept) >= 0.9 * draws
-    assert all(one.excess.found == 1 for one in kept)
+    assert all(one.excess.sign == 1 for one in kept)
     one = kept[0]
     assert one.types == TYPES
     assert one.fastest == FAST
@@ -99,13 +99,13 @@ def test_fastest_tokens_come_from_negatives(draws: int) -> None:
 def test_no_sign_has_more_of_the_fastest_tokens(draws: int) -> None:
     rng = np.random.default_rng(4)
     found = [fastest_drop(token_table(rng), Context(seed)) for seed in range(draws)]
-    assert sum(isinstance(one, FastestDrop) and one.excess.found == 0 for one in found) >= 0.95 * draws
+    assert sum(isinstance(one, EntropyDrop) and one.excess.sign == 0 for one in found) >= 0.95 * draws
 
 
 def test_slopes_are_least_squares_over_occurrences() -> None:
     table = token_table(np.random.default_rng(5), fast_slope=-1.0)
     found = fastest_drop(table, Context())
-    assert isinstance(found, FastestDrop)
+    assert isinstance(found, EntropyDrop)
     of = dict(zip(found.texts, found.slopes, strict=True))
     for text, slope in of.items():
         inside = table.tokens["tokens"] == text
@@ -117,10 +117,10 @@ def test_slopes_are_least_squares_over_occurrences() -> None:
 def test_tokens_in_negatives_alone() -> None:
     table = token_table(np.random.default_rng(6), fast_slope=-2.0, fast_negative=1.0)
     found = fastest_drop(table, Context())
-    assert isinstance(found, FastestDrop)
+    assert isinstance(found, EntropyDrop)
     assert found.only_negative == FAST
     assert found.only_negative_slope is not None
-    assert found.only_negative_slope.found == -1
+    assert found.only_negative_slope.sign == -1
     assert found.only_negative_slope.low <= -2.0 <= found.only_negative_slope.high
 
 
@@ -131,7 +131,7 @@ def test_words(draws: int) -> None:
     assert isinstance(planted, Words)
     sure = {one.text for one in planted.fallen if one.corrected is not None and one.corrected < LEVEL}
     assert sure == {str(i) if i % 2 else f" t{i}" for i in range(FAST)}
-    assert "none beyond doubt. Entropy" in words_summary(planted)
+    assert "no significant change. Entropy" in words_summary(planted)
     assert len(words_tables(planted)) == 2
     nothing = [words(token_table(rng), Context(seed)) for seed in range(draws)]
     quiet = [
@@ -148,7 +148,7 @@ def test_a_word_that_takes_over() -> None:
             for place in range(len(ids) if step > 20 else 0):
                 if place % 4 == 0:
                     ids[place], texts[place] = 99, "wait"
-    found = words(table_of("run", data), Context())
+    found = words(build_table("run", data), Context())
     assert isinstance(found, Words)
     assert found.risen[0].text == "wait"
     assert found.risen[0].before == 0
@@ -164,15 +164,15 @@ def test_planted_updates(draws: int) -> None:
     for one in kept:
         assert one.below.mean == pytest.approx(0.95)
         assert one.below.low <= 0.95 <= one.below.high
-        assert {bins.name: bins.correlation.found for bins in one.bins} == {"entropy": 1, "update size": 1}
+        assert {bins.name: bins.correlation.sign for bins in one.bins} == {"entropy": 1, "update size": 1}
         assert one.positive is not None
-        assert one.positive.found == 1
+        assert one.positive.sign == 1
         assert one.negative is not None
-        assert one.negative.found == -1
+        assert one.negative.sign == -1
     assert (
         sum(one.positive is not None and one.positive.low <= 0.01 <= one.positive.high for one in kept) >= 0.9 * draws
     )
-    assert "goes with entropy" in updates_summary(kept[0])
+    assert "increases with entropy" in updates_summary(kept[0])
     assert "updates-bins" in updates_tables(kept[0])
 
 
@@ -186,7 +186,7 @@ def test_updates_without_a_pattern(draws: int) -> None:
         lambda one: one.positive,
         lambda one: one.categories[0].excess,
     ):
-        assert sum(get(one).found == 0 for one in found) >= 0.95 * draws
+        assert sum(get(one).sign == 0 for one in found) >= 0.95 * draws
 
 
 @pytest.mark.parametrize("draws", DRAWS)
@@ -237,12 +237,12 @@ def test_defects() -> None:
     for step, columns in data.items():
         bad = round(8 * (0.5 - step / 80)) + step % 2
         columns["completion"] = ["no mark"] * bad + ["<answer>1</answer>"] * (8 - bad)
-    found = defects(table_of("run", data), Context())
+    found = defects(build_table("run", data), Context())
     assert not isinstance(found, Unavailable)
     by_name = {kind.name: kind for kind in found.kinds}
     assert by_name["format violations"].shares[0] == 5 / 8
     assert by_name["format violations"].change is not None
-    assert by_name["format violations"].change.found == -1
+    assert by_name["format violations"].change.sign == -1
     assert by_name["language mixing"].change is None
     assert "Format violations fall" in defects_summary(found)
     assert "no repetitive response" in defects_summary(found)
@@ -252,13 +252,13 @@ def test_defects() -> None:
         lens__quality_repetitive=[0.0] * 40,
         lens__quality_language_mixing=[0.0] * 40,
     )
-    again = defects(table_of("run", data, lines=logged), Context())
+    again = defects(build_table("run", data, lines=logged), Context())
     assert not isinstance(again, Unavailable)
     assert again.kinds[0].shares[0] == 0.25
 
 
 def without(table_rollouts: dict[int, dict[str, list[Any]]], *names: str) -> LensTable:
-    return table_of("run", {s: {k: v for k, v in c.items() if k not in names} for s, c in table_rollouts.items()})
+    return build_table("run", {s: {k: v for k, v in c.items() if k not in names} for s, c in table_rollouts.items()})
 
 
 def test_what_is_missing_is_said() -> None:
@@ -268,10 +268,10 @@ def test_what_is_missing_is_said() -> None:
         (fastest_drop, without(data, "entropy"), "no record of 'entropy'"),
         (fastest_drop, without(data, *("token_ids", "tokens", "entropy", "logp", "logp_after", "update_size")),
          "no token is recorded"),
-        (words, table_of("run", {1: data[1]}), "at 1 steps"),
-        (defects, table_of("run", {1: data[1]}), "of 1 steps"),
-        (updates, table_of("run", {1: {k: v[:1] for k, v in data[1].items()}}), "20 tokens"),
-        (defects, table_of("run", {}), "no rollouts"),
+        (words, build_table("run", {1: data[1]}), "at 1 steps"),
+        (defects, build_table("run", {1: data[1]}), "of 1 steps"),
+        (updates, build_table("run", {1: {k: v[:1] for k, v in data[1].items()}}), "20 tokens"),
+        (defects, build_table("run", {}), "no rollouts"),
     ]  # fmt: skip
     for function, table, message in cases:
         try:
@@ -287,7 +287,7 @@ def test_equal_rewards_have_no_signs() -> None:
     data = rollouts(np.random.default_rng(16))
     for columns in data.values():
         columns["advantage"] = [0.0] * 8
-    table = table_of("run", data)
+    table = build_table("run", data)
     for function in (fastest_drop, sign_split):
         with_reason = function(table, Context()) if function is fastest_drop else None
         if with_reason is None:
@@ -306,7 +306,7 @@ def test_equal_rewards_have_no_signs() -> None:
 def test_old_runs_have_texts_and_no_ids() -> None:
     data = rollouts(np.random.default_rng(17), fast_slope=-2.0)
     found = fastest_drop(without(data, "token_ids"), Context())
-    whole = fastest_drop(table_of("run", data), Context())
-    assert isinstance(found, FastestDrop)
-    assert isinstance(whole, FastestDrop)
+    whole = fastest_drop(build_table("run", data), Context())
+    assert isinstance(found, EntropyDrop)
+    assert isinstance(whole, EntropyDrop)
     assert set(found.texts) == set(whole.texts)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from explorl.analysis.lens import Analysis, Context, Unavailable, find
-from explorl.analysis.lens_table import table_of
+from explorl.analysis.lens_table import build_table
 from explorl.analysis.reward_stages import (
     entropy_law,
     fit_law,
@@ -74,14 +74,14 @@ def test_the_law_is_recovered(draws: int) -> None:
     for name, value in (("a", 0.2), ("b", 0.9), ("ceiling", 0.7)):
         effects = [getattr(one, name) for one in found]
         assert sum(effect.low <= value <= effect.high for effect in effects) >= 0.9 * draws, name
-    assert all(one.a.found == 1 for one in found)
+    assert all(one.a.sign == 1 for one in found)
 
 
 @pytest.mark.parametrize("draws", DRAWS)
 def test_no_law_is_found_where_reward_and_entropy_go_their_own_ways(draws: int) -> None:
     rng = np.random.default_rng(4)
     found = [fit_law(T, 1 + noise(120, 0.2, rng), 0.5 + noise(120, 0.1, rng), seed=s) for s in range(draws)]
-    assert sum(one.a.found == 0 for one in found) >= 0.95 * draws
+    assert sum(one.a.sign == 0 for one in found) >= 0.95 * draws
 
 
 def test_the_law_is_least_squares() -> None:
@@ -111,7 +111,7 @@ def test_two_pieces_are_the_best_of_all_candidates() -> None:
 def test_whole_runs() -> None:
     rng = np.random.default_rng(7)
     entropy = 0.3 + np.exp(-T / 40)
-    table = table_of("run", {}, lines=lines(reward=kinked(rng), entropy=entropy))
+    table = build_table("run", {}, lines=lines(reward=kinked(rng), entropy=entropy))
     found = stages(table, Context())
     assert not isinstance(found, Unavailable)
     assert "rises until step" in stages_summary(found)
@@ -145,7 +145,7 @@ def test_no_accuracy_above_1_is_predicted(top: float, phrase: str) -> None:
 def test_the_reward_of_a_script_is_an_accuracy_where_it_is_0_or_1(given: list[float], measure: str) -> None:
     """TRL logs it under the name of the function; what was stored of the completions tells."""
     rollouts = {step: {"prompt": ["1", "1"], "completion": ["a", "b"], "reward/mine": given} for step in range(1, 5)}
-    assert reward_curve(table_of("run", rollouts, lines=lines(reward=np.full(120, 0.4))))[0] == measure
+    assert reward_curve(build_table("run", rollouts, lines=lines(reward=np.full(120, 0.4))))[0] == measure
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_reward_of_a_script_is_an_accuracy_where_it_is_0_or_1(given: list[fl
     ],
 )
 def test_too_little_is_said(curves: dict[str, list[float]], words: str) -> None:
-    table = table_of("run", {}, lines=lines(**curves))
+    table = build_table("run", {}, lines=lines(**curves))
     for function in (stages, entropy_law):
         found = function(table, Context())
         assert isinstance(found, Unavailable)
@@ -165,7 +165,7 @@ def test_too_little_is_said(curves: dict[str, list[float]], words: str) -> None:
 
 def test_what_is_not_recorded_is_unavailable() -> None:
     one = Analysis("stages", "Stages", stages, stages_summary, stages_tables)
-    found = one.run(table_of("run", {}), Context())
+    found = one.run(build_table("run", {}), Context())
     assert isinstance(found, Unavailable)
     assert "reward" in found.reason
     assert find("stages", [one]) is one
@@ -174,7 +174,7 @@ def test_what_is_not_recorded_is_unavailable() -> None:
     with pytest.raises(ValueError, match=r"analysis 'no\.such:THING': there is no module 'no'"):
         find("no.such:THING", [one])
     with pytest.raises(ValueError, match=r"explorl\.analysis\.lens\.Analysis"):
-        find("explorl.analysis.reward_stages:LEAST_STEPS", [one])
+        find("explorl.analysis.reward_stages:MIN_STEPS", [one])
 
 
 # ---------------------------------------------------------------------------- regressions on steps
@@ -191,7 +191,7 @@ def test_intervals_allow_for_autocorrelation(draws: int, correlation: float) -> 
 
 
 def test_the_noise_is_found_again() -> None:
-    values = Noise((0.6, 0.2), 0.5).simulated(3000, 1, np.random.default_rng(9))[:, 0]
+    values = Noise((0.6, 0.2), 0.5).simulate(3000, 1, np.random.default_rng(9))[:, 0]
     found = autoregression(values, np.ones((3000, 1)))
     assert sum(found.coefficients) == pytest.approx(0.8, abs=0.05)
     assert found.deviation == pytest.approx(0.5, abs=0.03)
@@ -203,9 +203,9 @@ def test_an_effect_is_students() -> None:
     effect = Effect.of(1.0, 0.5, 10)
     assert (effect.low, effect.high) == pytest.approx((1 - 2.2281 * 0.5, 1 + 2.2281 * 0.5), abs=1e-3)
     assert effect.p == pytest.approx(0.0734, abs=1e-3)
-    assert effect.found == 0
-    assert Effect.of(-2.0, 0.1, 50).found == -1
-    assert Effect.of(0.0, 0.0, 5).found == 0
+    assert effect.sign == 0
+    assert Effect.of(-2.0, 0.1, 50).sign == -1
+    assert Effect.of(0.0, 0.0, 5).sign == 0
 
 
 def test_long_curves_are_binned() -> None:

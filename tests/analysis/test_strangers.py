@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from explorl.analysis.lens import Analysis, Context, Drawing, Unavailable, typeset
-from explorl.analysis.lens_table import table_of
+from explorl.analysis.lens_table import build_table
 from explorl.cli import app as cli
 from explorl.core.store import RunStore, StoreError, write_json
 from explorl.report.run_analyses import analyze_run, analyzed, chosen
@@ -119,7 +119,7 @@ def test_infinite_options_are_told_in_words() -> None:
 
 
 def test_what_the_lens_would_have_recorded_is_told_to_come_from_it() -> None:
-    table = table_of("run", {1: {"prompt": ["p"], "completion": ["a"], "tokens": [["a"]], "logp": [[-1.0]]}})
+    table = build_table("run", {1: {"prompt": ["p"], "completion": ["a"], "tokens": [["a"]], "logp": [[-1.0]]}})
     (updates,) = analyzed(table, Context(), chosen(["updates"]))
     assert "training.lens" in updates.summary
 
@@ -128,7 +128,7 @@ def test_without_signs_what_needs_none_is_done() -> None:
     columns = rollouts(np.random.default_rng(0), steps=20, answers=4)
     for one in columns.values():
         del one["advantage"], one["reward/correctness"]
-    table = table_of("run", columns)
+    table = build_table("run", columns)
     names = ["signs", "fastest", "words", "updates"]
     found = {one.analysis.name: one for one in analyzed(table, Context(), chosen(names))}
     for name in ("words", "updates"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from explorl.analysis.lens import Context, Unavailable
-from explorl.analysis.lens_table import table_of
+from explorl.analysis.lens_table import build_table
 from explorl.report.lens_render import file_png, file_svg
 from explorl.report.token_figures import TOKEN_ANALYSES
 
@@ -35,7 +35,7 @@ def columns(policy, texts, rng):
 @pytest.mark.parametrize("analysis", TOKEN_ANALYSES, ids=lambda analysis: analysis.name)
 def test_every_analysis_says_tells_and_draws(analysis, policy):
     rng = np.random.default_rng(0)
-    table = table_of("run", {step: columns(policy, ["mgr", "nbw", "ngr", "mbw"] * 2, rng) for step in (1, 2)})
+    table = build_table("run", {step: columns(policy, ["mgr", "nbw", "ngr", "mbw"] * 2, rng) for step in (1, 2)})
     context = Context(load_policy=lambda: policy, load_task=Planted, options={"impact.samples": 4, "impact.each": 2})
     result = analysis.run(table, context)
     assert not isinstance(result, Unavailable), result.reason
@@ -57,7 +57,7 @@ def test_every_analysis_says_tells_and_draws(analysis, policy):
 
 @pytest.mark.parametrize("analysis", TOKEN_ANALYSES, ids=lambda analysis: analysis.name)
 def test_every_analysis_says_what_it_lacks(analysis):
-    bare = table_of("run", {1: {"prompt": ["q"], "completion": ["m"]}})
+    bare = build_table("run", {1: {"prompt": ["q"], "completion": ["m"]}})
     result = analysis.run(bare, Context())
     assert isinstance(result, Unavailable)
     assert "token" in result.reason
@@ -65,7 +65,7 @@ def test_every_analysis_says_what_it_lacks(analysis):
 
 @pytest.mark.parametrize("analysis", [one for one in TOKEN_ANALYSES if one.lone], ids=lambda analysis: analysis.name)
 def test_a_lone_checkpoint_has_no_history(analysis, policy):
-    table = table_of("lone", {0: columns(policy, ["mgr", "nbw"] * 4, np.random.default_rng(1))})
+    table = build_table("lone", {0: columns(policy, ["mgr", "nbw"] * 4, np.random.default_rng(1))})
     context = Context(load_policy=lambda: policy, load_task=Planted, options={"impact.samples": 2, "impact.each": 1})
     result = analysis.run(table, context)
     assert not isinstance(result, Unavailable)

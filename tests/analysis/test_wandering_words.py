@@ -6,7 +6,7 @@ import numpy as np
 
 from explorl.analysis.entropy_drop import words
 from explorl.analysis.lens import Context
-from explorl.analysis.lens_table import Answers, LensTable, Tokens
+from explorl.analysis.lens_table import Completions, LensTable, Tokens
 from explorl.stats.regression import LEVEL
 
 from .planted_runs import noise
@@ -27,7 +27,7 @@ def wandering(rng: np.random.Generator, steps: int, correlation: float) -> LensT
     columns = {"token_ids": ids.ravel(), "entropy": entropy.ravel()}
     return LensTable(
         "run",
-        Answers(step, ["p"] * steps, [""] * steps, EACH * np.arange(steps), count, {}, [None] * steps),
+        Completions(step, ["p"] * steps, [""] * steps, EACH * np.arange(steps), count, {}, [None] * steps),
         Tokens(answer, np.arange(ids.size) % EACH, count[answer], step[answer], columns),
     )
 

@@ -78,7 +78,7 @@ def test_of_an_evaluation_in_a_folder(policy: Policy, tmp_path: Path) -> None:
 
 def test_of_a_lone_checkpoint(policy: Policy) -> None:
     table = checkpoint_table(policy, Chat(), protocol("plain", samples=1, max_tokens=2))
-    assert list(table.answers.prompt) == SEEN
+    assert list(table.completions.prompt) == SEEN
     found = problems_by_prompt(Chat(), set(SEEN), policy.tokenizer)
     assert {text: problem.data["place"] for text, (problem, _) in found.items()} == {SEEN[0]: 0, SEEN[1]: 1}
 

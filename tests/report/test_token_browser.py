@@ -10,7 +10,7 @@ import pytest
 
 from explorl.analysis.categories import CATEGORIES
 from explorl.analysis.impact import Continuation, Side, TokenImpact, fisher, newcombe
-from explorl.analysis.lens_table import table_of
+from explorl.analysis.lens_table import build_table
 from explorl.report.lens_rollouts import lens_rollouts
 from explorl.report.study_page import write_report
 from explorl.report.study_rollouts import compact, measures
@@ -43,7 +43,7 @@ def table(answers: int = 4, hostile: bool = False) -> Any:
         "logp": [[-0.5] * size for _ in range(answers)], "logp_after": [[-0.4] * size for _ in range(answers)],
         "other": [[*"abcdefgh", ""]] * answers, "other_logp": [[-1.5] * size] * answers, **numbers,
     }  # fmt: skip
-    return table_of("run", {1: columns, 2: columns})
+    return build_table("run", {1: columns, 2: columns})
 
 
 def write(path: Path, rollouts: list[dict[str, Any]]) -> Path:
@@ -77,14 +77,14 @@ def test_every_measure_of_a_token_is_there():
 
 def test_replaced_tokens_are_shown_whatever_step_they_are_of():
     columns = {"prompt": ["p"] * 12, "completion": ["c"] * 12, "tokens": [["a"]] * 12}
-    big = table_of("run", dict.fromkeys(range(1, 31), columns))
+    big = build_table("run", dict.fromkeys(range(1, 31), columns))
     assert len(lens_rollouts(big)) == 8
     index = 12 * 2 + 11  # of step 3, which is not among the 8
     rollouts = lens_rollouts(big, [impact_at(0, answer=index)])
     (special,) = [one for rollout in rollouts for one in rollout["answers"] if "impacts" in one]
     assert special["tokens"] == ["a"]
     assert len(rollouts) == 9
-    assert lens_rollouts(table_of("run", {1: {"prompt": ["p"], "completion": ["c"]}})) == []
+    assert lens_rollouts(build_table("run", {1: {"prompt": ["p"], "completion": ["c"]}})) == []
 
 
 # ---------------------------------------------------------------------------- in the browser
@@ -218,7 +218,7 @@ def test_a_run_page_has_the_impacts_that_were_written(tmp_path):
     import dataclasses
     import json
 
-    from explorl.analysis.lens_table import plain, read_run
+    from explorl.analysis.lens_table import plain_values, read_run
     from explorl.core.store import RunStore, write_json
     from explorl.report.lens_rollouts import with_impacts
 
@@ -231,7 +231,7 @@ def test_a_run_page_has_the_impacts_that_were_written(tmp_path):
     assert with_impacts(old, store.folder) == old
     path = store.folder / "analysis" / "analysis.json"
     tokens = [impact_at(2, answer=0), impact_at(2, answer=1), impact_at(1, answer=0), impact_at(2, answer=9)]
-    entry = {"result": plain({"tokens": [dataclasses.asdict(one) for one in tokens]})}
+    entry = {"result": plain_values({"tokens": [dataclasses.asdict(one) for one in tokens]})}
     write_json(path, {"analyses": {"impact": entry}})
     (found,) = with_impacts(old, store.folder)
     assert [list(answer.get("impacts", {})) for answer in found["answers"]] == [[2], [], [2]]  # 1:… is another token
@@ -239,7 +239,7 @@ def test_a_run_page_has_the_impacts_that_were_written(tmp_path):
     assert "impacts" not in old[0]["answers"][0]
     (alone,) = with_impacts([], store.folder)
     assert (alone["arm"], alone["step"], len(alone["answers"])) == ("run", 2, 2)
-    assert len(read_run(store.folder).answers) == 2
+    assert len(read_run(store.folder).completions) == 2
     for damaged in ("{", "[]", json.dumps({"analyses": {"impact": {"result": {"tokens": [{"answer": 0}]}}}})):
         path.write_text(damaged, encoding="utf-8")
         assert with_impacts(old, store.folder) == old

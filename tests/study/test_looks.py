@@ -186,16 +186,16 @@ def test_the_table_and_the_page_say_seeds_and_looks(tmp_path: Path, trained: lis
     )  # fmt: skip
     assert [row[-2:] for row in table.rows] == [("5", "–"), ("5", "2"), ("2", "1, futility"), ("2", "1, futility")]
     section = results_section(outcome.results)
-    assert "Every arm has 2 seeds; after that look the 1 most promising" in section
+    assert "Every arm has 2 seeds at the first interim look; then the 1 most promising" in section
     assert "corrected over 6 comparisons (Holm; all arms × pass@1, entropy)" in section
-    assert "Beyond doubt after correction over 6 comparisons: good in pass@1 (p = " in section
-    assert "The smallest effects of one arm that this design finds with a chance of 80 %: " in section
+    assert "Significant after correction over 6 comparisons: good in pass@1 (p = " in section
+    assert "Smallest effects of one arm that this design detects with 80 % power: " in section
     assert "Every arm has 2 seeds" in _note(outcome.results)
     nothing = json.loads(json.dumps(outcome.results))
     for arm in nothing["arms"]:
         for one in (arm["differences"] or {}).values():
             one["p_corrected"] = 1.0
-    assert "Of 6 comparisons none is beyond doubt after correction." in results_section(nothing)
+    assert "None of 6 comparisons is significant after correction." in results_section(nothing)
 
 
 def test_a_plan_says_what_the_design_can_find(tmp_path: Path) -> None:

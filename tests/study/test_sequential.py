@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from explorl.analysis.interim_looks import Looks
-from explorl.analysis.verdicts import found
+from explorl.analysis.interim_looks import SequentialPlan
+from explorl.analysis.verdicts import is_significant
 from explorl.stats.crossed import crossed_mean, power, student_quantile
 from explorl.stats.sequential import (
     Design,
     detectable_effect,
-    finding_chance,
-    going_on,
-    promise,
+    detection_chance,
+    expected_findings,
+    select_arms,
     sequential_p,
 )
 
@@ -37,10 +37,10 @@ def planted(
     return training + hard + rng.standard_normal((arms, seeds, problems))
 
 
-def study_of(values: np.ndarray, design: Design) -> tuple[Looks, dict[str, Any], dict[str, Any]]:
+def study_of(values: np.ndarray, design: Design) -> tuple[SequentialPlan, dict[str, Any], dict[str, Any]]:
     """A study of one measure in which the arms that look alive have all seeds and the others the first ones."""
     arms = tuple(f"arm {place}" for place in range(1, len(values)))
-    looks = Looks(design, tuple(range(design.seeds)), ("pass@1",), arms)
+    looks = SequentialPlan(design, tuple(range(design.seeds)), ("pass@1",), arms)
     differences = {name: values[place + 1] - values[0] for place, name in enumerate(arms)}
     whole = {name: dict(enumerate(one)) for name, one in differences.items()}
     first = {name: {seed: one[seed] for seed in looks.first_seeds} for name, one in whole.items()}
@@ -65,7 +65,7 @@ def test_the_shares_are_obrien_and_flemings() -> None:
     assert EIGHT.levels == pytest.approx((0.00137, 0.04863), abs=1e-5)
     later = Design(6, 8, 4, 13, 3).shares[0]
     assert EIGHT.shares[0] < later < 0.6, "the more of the seeds are in, the more may be spent"
-    assert (EIGHT.looks, EIGHT.tests) == ((3, 8), 39)
+    assert (EIGHT.seeds_by_look, EIGHT.tests) == ((3, 8), 39)
 
 
 @pytest.mark.parametrize(("first", "seeds"), [(1, 8), (8, 8), (9, 8), (0, 3)])
@@ -82,12 +82,14 @@ def test_a_p_value_over_both_looks() -> None:
 
 
 def test_the_arms_of_most_promise_go_on() -> None:
-    assert going_on({"a": 0.1, "b": 0.9, "c": 0.1, "d": 0.3}, 3) == ["a", "b", "d"]
-    assert going_on({"a": 0.1}, 3) == ["a"]
+    assert select_arms({"a": 0.1, "b": 0.9, "c": 0.1, "d": 0.3}, 3) == ["a", "b", "d"]
+    assert select_arms({"a": 0.1}, 3) == ["a"]
     level = EIGHT.levels[1] / 39
-    both = promise({"pass@1": (0.02, 0.01), "entropy": (-0.003, 0.001)}, EIGHT)
+    both = expected_findings({"pass@1": (0.02, 0.01), "entropy": (-0.003, 0.001)}, EIGHT)
     assert both == pytest.approx(power(0.02, 0.01, 8, level) + power(0.003, 0.001, 8, level))
-    assert promise({"pass@1": (0.0, 0.0)}, EIGHT) == 0 < promise({"pass@1": (0.01, 0.0)}, EIGHT) == 1
+    assert (
+        expected_findings({"pass@1": (0.0, 0.0)}, EIGHT) == 0 < expected_findings({"pass@1": (0.01, 0.0)}, EIGHT) == 1
+    )
 
 
 def at_a_stroke(values: np.ndarray, design: Design) -> tuple[np.ndarray, np.ndarray]:
@@ -98,7 +100,7 @@ def at_a_stroke(values: np.ndarray, design: Design) -> tuple[np.ndarray, np.ndar
     found_any = np.zeros(len(x), dtype=bool)
     alive = np.ones(x.shape[:2], dtype=bool)
     outside = np.zeros(len(x), dtype=bool)
-    for seeds, level in zip(design.looks, design.levels, strict=True):
+    for seeds, level in zip(design.seeds_by_look, design.levels, strict=True):
         part = x[:, :, :seeds]
         by_seed, by_problem, mean = part.mean(3), part.mean(2), part.mean((2, 3))
         rest = part - by_seed[..., None] - by_problem[:, :, None] + mean[..., None, None]
@@ -126,7 +128,7 @@ def test_the_study_finds_what_the_formulas_find() -> None:
     expected, outside = at_a_stroke(values, design)
     for one, any_found, left_out in zip(values, expected, outside, strict=True):
         _, _, differences = study_of(one, design)
-        assert any(found(own["pass@1"]) for own in differences.values()) == any_found
+        assert any(is_significant(own["pass@1"]) for own in differences.values()) == any_found
         told = differences["arm 1"]["pass@1"]
         assert (not told["low"] <= 0 <= told["high"]) == left_out
     assert 4 <= expected.sum() <= 20
@@ -185,18 +187,18 @@ def test_the_detectable_effect_is_found_in_80_of_100_studies(design: Design) -> 
     """Simulated again, with other numbers and the test written out."""
     effect = detectable_effect(0.02, design)
     assert effect == pytest.approx(2 * detectable_effect(0.01, design))
-    assert finding_chance(effect, 0.02, design) == pytest.approx(0.8, abs=0.01)
+    assert detection_chance(effect, 0.02, design) == pytest.approx(0.8, abs=0.01)
     rng = np.random.default_rng(7)
     hits, studies = 0, 2000
     lines = [
         student_quantile(1 - level / design.tests / 2, seeds - 1)
-        for level, seeds in zip(design.levels, design.looks, strict=True)
+        for level, seeds in zip(design.levels, design.seeds_by_look, strict=True)
     ]
     for _ in range(studies):
         runs = 0.02 / math.sqrt(2) * rng.standard_normal((design.arms + 1, design.seeds))
         x = runs[1:] - runs[0]
         x[0] += effect
-        t = [abs(x[0, :n].mean()) / x[0, :n].std(ddof=1) * math.sqrt(n) for n in design.looks]
+        t = [abs(x[0, :n].mean()) / x[0, :n].std(ddof=1) * math.sqrt(n) for n in design.seeds_by_look]
         alive = np.argsort(-np.abs(x[:, : design.first].mean(axis=1)))[: design.keep]
         hits += t[0] > lines[0] or (0 in alive and t[1] > lines[1])
     assert hits / studies == pytest.approx(0.8, abs=0.035), "four standard errors"
@@ -205,9 +207,9 @@ def test_the_detectable_effect_is_found_in_80_of_100_studies(design: Design) -> 
 def test_power_is_that_of_one_look_where_every_arm_goes_on() -> None:
     design = Design(3, 8, 13, 13, 1)
     alone = power(0.02, 0.01, 8, design.levels[1] / 13)
-    assert finding_chance(0.02, 0.01, design) == pytest.approx(alone, abs=0.03)
-    assert finding_chance(0.02, 0.01, Design(3, 8, 1, 13, 1)) < finding_chance(0.02, 0.01, design) - 0.01
-    assert finding_chance(0.0, 0.01, design) < 0.05 / 13 + 0.004
+    assert detection_chance(0.02, 0.01, design) == pytest.approx(alone, abs=0.03)
+    assert detection_chance(0.02, 0.01, Design(3, 8, 1, 13, 1)) < detection_chance(0.02, 0.01, design) - 0.01
+    assert detection_chance(0.0, 0.01, design) < 0.05 / 13 + 0.004
 
 
 def test_a_planted_effect_is_found_and_the_interval_holds_it() -> None:
@@ -218,10 +220,10 @@ def test_a_planted_effect_is_found_and_the_interval_holds_it() -> None:
     assert decided["arm 3"] == "goes on"
     assert sorted(decided.values()) == ["futility", "futility", "goes on", "goes on"]
     told = differences["arm 3"]["pass@1"]
-    assert found(told)
+    assert is_significant(told)
     assert told["look"] == 2
     assert told["low"] < 2.0 < told["high"]
-    assert not found(differences["arm 1"]["pass@1"])
+    assert not is_significant(differences["arm 1"]["pass@1"])
 
 
 def test_an_interval_has_the_level_of_its_look() -> None:
@@ -231,7 +233,7 @@ def test_an_interval_has_the_level_of_its_look() -> None:
     assert sorted(decided.values()) == ["futility", "goes on"]
     for place, (name, decision) in enumerate(decided.items(), 1):
         look = int(decision == "goes on")
-        estimate = crossed_mean((values[place] - values[0])[: design.looks[look]])
+        estimate = crossed_mean((values[place] - values[0])[: design.seeds_by_look[look]])
         told = differences[name]["pass@1"]
         assert told["look"] == look + 1
         assert told["mean"] == pytest.approx(estimate.mean)
@@ -248,4 +250,4 @@ def test_an_effect_beyond_any_doubt_stops_at_the_first_look() -> None:
     assert decided["arm 2"] == "efficacy"
     assert list(decided.values()).count("goes on") == 1, "it takes no place of those that go on"
     assert differences["arm 2"]["pass@1"]["look"] == 1
-    assert found(differences["arm 2"]["pass@1"])
+    assert is_significant(differences["arm 2"]["pass@1"])

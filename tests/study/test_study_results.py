@@ -12,7 +12,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from explorl.analysis.study_answers import error_breakdown, evenly, kind, operand_count, operation, sampled_rollouts
+from explorl.analysis.study_answers import (
+    error_breakdown,
+    evenly_spaced,
+    kind,
+    operand_count,
+    operation,
+    sampled_rollouts,
+)
 from explorl.analysis.study_results import read_scores, results_table, strategy_text, study_results
 from explorl.analysis.verdicts import arm_verdict, difference_in_words, study_verdict
 from explorl.core.store import StoreError, write_parquet
@@ -203,8 +210,8 @@ def test_small_readers(tmp_path: Path) -> None:
     assert operation("<answer>4 = \\frac{8}{2}.</answer>", "countdown:2-8=4") == "÷"
     assert kind("not an expression: it is empty") == "not an expression"
     assert kind("something else") == "something else"
-    assert evenly(range(10), 4) == [0, 3, 6, 9]
-    assert evenly([1, 2], 4) == [1, 2]
+    assert evenly_spaced(range(10), 4) == [0, 3, 6, 9]
+    assert evenly_spaced([1, 2], 4) == [1, 2]
     assert strategy_text({"egsw": {"alpha": 0.3}}) == strategy_text({"name": "egsw", "alpha": 0.3}) == "egsw(alpha=0.3)"
     assert strategy_text({"egsw": None}) == "egsw"
     write_parquet(tmp_path / "e.parquet", {"problem": ["a", "a", "b"], "correct": [True, False, True]})
@@ -263,7 +270,7 @@ def test_verdicts_say_no_more_than_the_intervals() -> None:
         == "+4.1 points pass@1 [+1.2, +7.0], pass@8: no difference seen [−2.0, +2.0]; 1 failed"
     )
     assert difference_in_words("pass@1", unsure, 3, 3).endswith("(p = 0.08 after correction over 3 arms)")
-    assert difference_in_words("pass@1", unsure, 3, 1).endswith("(one seed: of the problems only)")
+    assert difference_in_words("pass@1", unsure, 3, 1).endswith("(one seed: over problems only)")
     assert arm_verdict(None, ["pass@1"], arms=1, seeds=3, failed=0) == "the baseline"
     arms = {"a": {"pass@1": nothing, "pass@8": better}, "b": {"pass@1": worse, "pass@8": unsure}}
     told = study_verdict(arms, ["pass@1", "pass@8"], "GRPO", {"pass@1": 0.05, "pass@8": 0.072}, 3)
@@ -287,7 +294,5 @@ def test_verdicts_say_no_more_than_the_intervals() -> None:
         "a is not shown to differ from GRPO in pass@1, and below GRPO in pass@8 (−5.0 points).",
     ]
     single = study_verdict({"a": {"pass@1": unsure}}, ["pass@1"], "GRPO", {}, 1)
-    assert (
-        single == "a is not shown to differ from GRPO in pass@1; with one seed, another training could say otherwise."
-    )
+    assert single.startswith("a is not shown to differ from GRPO in pass@1; with one seed, another training run ")
     assert study_verdict({"a": {}}, ["pass@1"], "GRPO", {}, 3) == "There is no arm to compare with GRPO yet."

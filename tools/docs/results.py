@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from explorl.analysis.interim_looks import found_words, plan_words, power_words
+from explorl.analysis.interim_looks import describe_findings, describe_plan, describe_power
 from explorl.analysis.study_results import cell, results_table
 from explorl.analysis.verdicts import points
 from explorl.core.store import StoreError, read_json, write_text
 from explorl.stats import Cell, Table
-from explorl.stats.table import markdown
+from explorl.stats.table import escape_markdown
 
 BEGIN = "<!-- Written by `python -m tools.docs.results` from the study's results.json. -->"
 END = "<!-- Until here. -->"
@@ -34,16 +34,20 @@ def results_section(results: Mapping[str, Any]) -> str:
         rows[0][table.columns.index("entropy (nats)")] = cell(measures.get("entropy"))
     commit = f", commit `{results['commit'][:7]}`" if re.fullmatch("[0-9a-f]+[+]?", results["commit"] or "") else ""
     head = (
-        f"{markdown(results['date'])}{commit}: {len(results['arms'])} arms, {results['problems']} held-out problems × "
-        f"{results['samples']} samples. Intervals {'' if plan else '(95 %) '}count seeds and problems; differences are "
-        f"paired with *{markdown(results['baseline'])}*'s{'' if plan else ', p is corrected over the arms (Holm)'}."
+        f"{escape_markdown(results['date'])}{commit}: {len(results['arms'])} arms, {results['problems']} "
+        f"held-out problems × {results['samples']} samples. Intervals {'' if plan else '(95 %) '}count seeds "
+        f"and problems; differences are paired with *{escape_markdown(results['baseline'])}*'s"
+        f"{'' if plan else ', p is corrected over the arms (Holm)'}."
     )
     rendered = Table(table.columns, rows, number=table.number).to_markdown()
     if plan is None:
         return f"{head}\n\n{rendered.strip()}\n\n{compare_with_baseline(results, scores[-1])}\n"
     differences = {arm["name"]: arm["differences"] for arm in results["arms"]}
-    rule = f"{markdown(plan_words(plan, results['baseline']))} The intervals of the arms' own scores have 95 %."
-    return f"{head} {rule}\n\n{rendered.strip()}\n\n{markdown(found_words(differences, plan))} {power_words(plan)}\n"
+    rule = (
+        f"{escape_markdown(describe_plan(plan, results['baseline']))} The intervals of the arms' own scores have 95 %."
+    )
+    findings = escape_markdown(describe_findings(differences, plan))
+    return f"{head} {rule}\n\n{rendered.strip()}\n\n{findings} {describe_power(plan)}\n"
 
 
 def compare_with_baseline(results: Mapping[str, Any], measure: str) -> str:
@@ -56,8 +60,8 @@ def compare_with_baseline(results: Mapping[str, Any], measure: str) -> str:
         kind = "higher" if difference["low"] > 0 else "lower" if difference["high"] < 0 else "open"
         p = "" if difference.get("p_corrected") is None else f", p = {difference['p_corrected']:.2f}"
         span = f"{points(difference['mean'])} points [{points(difference['low'])}, {points(difference['high'])}]"
-        arms[kind].append(f"{markdown(arm['name'])} ({span}{p})")
-    base = markdown(results["baseline"])
+        arms[kind].append(f"{escape_markdown(arm['name'])} ({span}{p})")
+    base = escape_markdown(results["baseline"])
     if not any(arms.values()):
         return f"No arm has an interval to {base} yet."
     if not arms["higher"] and not arms["lower"]:

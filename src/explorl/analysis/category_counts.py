@@ -1,7 +1,7 @@
-"""How many tokens of each category answers have, and which patterns they show (Deng et al. 2025, Table 5).
+"""How many tokens of each category completions have, and which patterns they show (Deng et al. 2025, Table 5).
 
-A pattern is a group of the word lists, such as verifying or contrasting: the share of answers in which it occurs. Of a
-run, the first and the last fifth of its steps are set side by side.
+A pattern is a group of the word lists, such as verifying or contrasting, and is counted as the share of completions in
+which it occurs. For a run, the first and the last fifth of its steps are compared.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from explorl.analysis.categories import CATEGORIES, REST, WordLists, groups_of, 
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.stats import Cell, Interval, Table
-from explorl.stats.clusters import cell, cluster_means, told
+from explorl.stats.clusters import cluster_means, effect_cell, format_effect
 from explorl.stats.regression import Effect
 
 EDGE = 0.2
-"""Share of the steps that is the beginning of a run, and its end."""
-MOST_ANSWERS = 20_000
-"""Answers that are read; of a run with more, those at even distances."""
+"""Share of the steps that counts as the beginning of a run, and as its end."""
+MAX_COMPLETIONS = 20_000
+"""Most completions that are read; of a run with more, evenly spaced ones."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """Something counted in answers: its mean over all, over the first and the last steps, and the change."""
+    """A count per completion: its mean over all, over the first and the last steps, and the change."""
 
     name: str
     all: Interval | None
@@ -38,68 +38,72 @@ class Count:
 
 @dataclass(frozen=True)
 class CategoryCounts:
-    """Tokens of each category by answer, and the share of answers that show each pattern."""
+    """Tokens of each category per completion, and the share of completions that show each pattern."""
 
     length: Count
-    """Tokens of an answer."""
+    """Tokens per completion."""
     categories: tuple[Count, ...]
-    """Tokens of an answer, in the order of `CATEGORIES`."""
+    """Tokens per completion, in the order of `CATEGORIES`."""
     patterns: tuple[Count, ...]
-    """Share of answers, by ``category: group``."""
+    """Share of completions, by ``category: group``."""
     answers: int
+    """Number of completions."""
     lists: str
-    """Where the word lists came from."""
+    """Source of the word lists."""
 
 
 def count_categories(
-    answers: Sequence[Sequence[str]],
+    completions: Sequence[Sequence[str]],
     steps: Sequence[int] | None = None,
     lists: WordLists | None = None,
     *,
-    together: NDArray[np.int64] | None = None,
+    clusters: NDArray[np.int64] | None = None,
     seed: int = 0,
 ) -> CategoryCounts:
-    """Counts over answers, each a list of its tokens' texts, with intervals over answers.
+    """Count categories and patterns in completions, given as the texts of their tokens, with intervals.
 
-    With the step of each answer, the first and the last fifth of the steps are compared. `together` has a number for
-    the answers that are drawn together; by default each is drawn alone.
+    If `steps` has the step of each completion, the first and the last fifth of the steps are compared. `clusters` has
+    a number per completion; completions with the same number are resampled together, by default each is independent.
     """
     lists = lists or word_lists()
     category = [CATEGORIES.index(name) for name, _ in lists.groups]
     rest = CATEGORIES.index(REST)
-    values = np.zeros((len(answers), 1 + len(CATEGORIES) + len(lists.groups)))
-    for row, tokens in zip(values, answers, strict=True):
-        found = groups_of(tokens, lists)
+    values = np.zeros((len(completions), 1 + len(CATEGORIES) + len(lists.groups)))
+    for row, tokens in zip(values, completions, strict=True):
+        groups = groups_of(tokens, lists)
         row[0] = len(tokens)
-        for group in found:
+        for group in groups:
             row[1 + (rest if group is None else category[group])] += 1
-        row[[1 + len(CATEGORIES) + group for group in set(found) if group is not None]] = 1
+        row[[1 + len(CATEGORIES) + group for group in set(groups) if group is not None]] = 1
     names = ["tokens", *CATEGORIES, *(f"{name}: {group}" for name, group in lists.groups)]
-    counts = _compared(names, values, _part(steps), np.arange(len(answers)) if together is None else together, seed)
-    kinds = 1 + len(CATEGORIES)
-    return CategoryCounts(counts[0], tuple(counts[1:kinds]), tuple(counts[kinds:]), len(answers), lists.source)
+    clusters = np.arange(len(completions)) if clusters is None else clusters
+    counts = _counts(names, values, _part(steps), clusters, seed)
+    first_pattern = 1 + len(CATEGORIES)
+    return CategoryCounts(
+        counts[0], tuple(counts[1:first_pattern]), tuple(counts[first_pattern:]), len(completions), lists.source
+    )
 
 
 def _part(steps: Sequence[int] | None) -> NDArray[np.int64] | None:
-    """0 for answers of the first steps, 1 for those of the last, −1 between; None with fewer than 2 steps."""
-    if steps is None or len(different := np.unique(steps)) < 2:
+    """Return 0 for completions of the first steps, 1 for the last, −1 between; None with fewer than 2 steps."""
+    if steps is None or len(unique := np.unique(steps)) < 2:
         return None
-    size = max(1, int(EDGE * len(different)))
-    at = np.searchsorted(different, steps)
-    return np.select([at < size, at >= len(different) - size], [0, 1], -1)
+    size = max(1, int(EDGE * len(unique)))
+    index = np.searchsorted(unique, steps)
+    return np.select([index < size, index >= len(unique) - size], [0, 1], -1)
 
 
-def _compared(
+def _counts(
     names: Sequence[str],
     values: NDArray[np.float64],
     part: NDArray[np.int64] | None,
-    together: NDArray[np.int64],
+    clusters: NDArray[np.int64],
     seed: int,
 ) -> list[Count]:
     parts = [np.ones(len(values))] + ([] if part is None else [part == 0, part == 1])
-    inside = np.stack(parts).astype(np.float64)  # parts × answers
-    sums = _summed(np.hstack([values * one[:, None] for one in inside]), together)
-    counts = _summed(np.hstack([np.broadcast_to(one[:, None], values.shape) for one in inside]), together)
+    masks = np.stack(parts).astype(np.float64)  # parts × completions
+    sums = _sum_by_cluster(np.hstack([values * mask[:, None] for mask in masks]), clusters)
+    counts = _sum_by_cluster(np.hstack([np.broadcast_to(mask[:, None], values.shape) for mask in masks]), clusters)
     if part is None:
         means, _ = cluster_means(sums, counts, seed=seed)
         return [Count(name, mean) for name, mean in zip(names, means, strict=True)]
@@ -110,57 +114,62 @@ def _compared(
     return [Count(*column) for column in columns]
 
 
-def _summed(values: NDArray[np.float64], together: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sums of the rows that belong together."""
-    names, cluster = np.unique(together, return_inverse=True)
-    found = np.zeros((len(names), values.shape[1]))
-    np.add.at(found, cluster, values)
-    return found
+def _sum_by_cluster(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the sums of the rows of each cluster."""
+    names, cluster = np.unique(clusters, return_inverse=True)
+    sums = np.zeros((len(names), values.shape[1]))
+    np.add.at(sums, cluster, values)
+    return sums
 
 
 def category_counts(table: LensTable, context: Context) -> CategoryCounts | Unavailable:
-    """The counts of a run's answers whose tokens are recorded."""
+    """Count categories and patterns in the completions of a run whose tokens are recorded."""
     texts = table.tokens["tokens"]
     lists = word_lists(context.option("categories", "lists", "") or None)
-    kept = np.flatnonzero(table.answers.count > 0)
-    if len(kept) > MOST_ANSWERS:
-        kept = kept[np.linspace(0, len(kept) - 1, MOST_ANSWERS).astype(np.int64)]
-    if len(kept) < 2:
-        return Unavailable("fewer than 2 answers have recorded tokens, which leaves no interval; record 2 or more")
-    start, count = table.answers.start[kept], table.answers.count[kept]
-    answers = [texts[a : a + n].tolist() for a, n in zip(start, count, strict=True)]
+    recorded = np.flatnonzero(table.completions.count > 0)
+    if len(recorded) > MAX_COMPLETIONS:
+        recorded = recorded[np.linspace(0, len(recorded) - 1, MAX_COMPLETIONS).astype(np.int64)]
+    if len(recorded) < 2:
+        return Unavailable("fewer than 2 completions have recorded tokens, which gives no interval; record 2 or more")
+    start, count = table.completions.start[recorded], table.completions.count[recorded]
+    completions = [texts[a : a + n].tolist() for a, n in zip(start, count, strict=True)]
     return count_categories(
-        answers, table.answers.step[kept].tolist(), lists, together=table.answers.together[kept], seed=context.seed
+        completions,
+        table.completions.step[recorded].tolist(),
+        lists,
+        clusters=table.completions.cluster[recorded],
+        seed=context.seed,
     )
 
 
-def summary(found: CategoryCounts) -> str:
-    """What the counts show, in a sentence or two."""
-    each = ", ".join(f"{one.all.mean:.1f} {one.name}" for one in found.categories if one.all is not None)
-    text = f"An answer has {found.length.all:.1f} tokens: {each}."
-    moved = [one for one in (found.length, *found.categories) if one.change is not None and one.change.found]
-    if found.length.change is None:
+def summary(result: CategoryCounts) -> str:
+    """Describe the counts in a sentence or two."""
+    each = ", ".join(f"{count.all.mean:.1f} {count.name}" for count in result.categories if count.all is not None)
+    text = f"A completion has {result.length.all:.1f} tokens: {each}."
+    changed = [count for count in (result.length, *result.categories) if count.change is not None and count.change.sign]
+    if result.length.change is None:
         return text
-    if not moved:
-        return f"{text} From the first to the last fifth of the steps none of these changes beyond doubt."
-    each = ", ".join(f"{one.name} {told(one.change, '+.1f')}" for one in moved)
-    return f"{text} From the first to the last fifth of the steps these change: {each} tokens per answer."
+    if not changed:
+        return f"{text} From the first to the last fifth of the steps none of these changes significantly."
+    each = ", ".join(f"{count.name} {format_effect(count.change, '+.1f')}" for count in changed)
+    return f"{text} From the first to the last fifth of the steps these change: {each} tokens per completion."
 
 
-def tables(found: CategoryCounts) -> dict[str, Table]:
-    """Tokens by category, and answers by pattern."""
+def tables(result: CategoryCounts) -> dict[str, Table]:
+    """Return tables of tokens by category and of completions by pattern."""
 
-    def table(first: str, rows: Sequence[Count], title: str, number: str) -> Table:
-        compared = any(one.change is not None for one in rows)
+    def table(first: str, counts: Sequence[Count], title: str, number: str) -> Table:
+        compared = any(count.change is not None for count in counts)
         names = ["all steps", "first fifth", "last fifth", "change"] if compared else ["answers"]
-        cells: list[list[Cell]] = [
-            [one.name, one.all, *([one.first, one.last, cell(one.change)] if compared else [])] for one in rows
+        rows: list[list[Cell]] = [
+            [count.name, count.all, *([count.first, count.last, effect_cell(count.change)] if compared else [])]
+            for count in counts
         ]
-        return Table([first, *names], cells, title, number)
+        return Table([first, *names], rows, title, number)
 
     return {
         "token_categories": table(
-            "category", (found.length, *found.categories), "Tokens of an answer, by category", ".2f"
+            "category", (result.length, *result.categories), "Tokens of a completion, by category", ".2f"
         ),
-        "response_patterns": table("pattern", found.patterns, "Share of answers that show a pattern", ".1%"),
+        "response_patterns": table("pattern", result.patterns, "Share of completions that show a pattern", ".1%"),
     }

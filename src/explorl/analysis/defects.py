@@ -1,4 +1,4 @@
-"""What is wrong with responses over the steps of a training: Deng et al. 2025, §3.2.2 and Figure 3d."""
+"""Defects of responses over the steps of a training run: Deng et al. 2025, §3.2.2 and Figure 3d."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded
-from explorl.analysis.reward_stages import LEAST_STEPS
+from explorl.analysis.reward_stages import MIN_STEPS
 from explorl.metrics.quality import response_quality
 from explorl.stats import Cell, Table
-from explorl.stats.regression import Effect, binned, in_points, regression, trend
+from explorl.stats.regression import Effect, binned, format_points, regression, trend
 
 Floats = NDArray[np.float64]
 
@@ -27,29 +27,29 @@ class Defect:
     name: str
     shares: Floats
     change: Effect | None
-    """From the first to the last third of the steps; None where no response has it."""
+    """From the first to the last third of the steps; None if no response has the defect."""
 
 
 @dataclass(frozen=True)
 class Defects:
-    """Every kind of defect over the steps."""
+    """All kinds of defects over the steps."""
 
     steps: Floats
     kinds: tuple[Defect, ...]
 
 
 def defects(table: LensTable, context: Context) -> Defects | Unavailable:
-    """Shares of malformed and repetitive responses and of those that mix languages; as logged, else counted."""
+    """Return shares of malformed, repetitive and language-mixing responses: as logged, otherwise counted."""
     steps, shares = _curves(table)
-    if len(steps) < LEAST_STEPS:
-        return Unavailable(f"the run has responses of {len(steps)} steps; their course needs {LEAST_STEPS} or more")
+    if len(steps) < MIN_STEPS:
+        return Unavailable(f"the run has responses of {len(steps)} steps; the analysis needs {MIN_STEPS} or more")
     return Defects(
         steps, tuple(Defect(name, values, _change(steps, values, context.seed)) for name, values in shares.items())
     )
 
 
 def _change(steps: Floats, values: Floats, seed: int) -> Effect | None:
-    """Mean of the last third − mean of the first third, of a smooth course through the steps."""
+    """Return the mean of the last third minus that of the first, along a smooth curve through the steps."""
     if values.max() == 0:
         return None
     t, shares = binned(steps, values)
@@ -61,53 +61,54 @@ def _change(steps: Floats, values: Floats, seed: int) -> Effect | None:
 
 def _curves(table: LensTable) -> tuple[Floats, dict[str, Floats]]:
     try:
-        found = {name: table.curve(f"lens/quality_{name.replace(' ', '_')}") for name in DEFECTS}
+        curves = {name: table.curve(f"lens/quality_{name.replace(' ', '_')}") for name in DEFECTS}
     except NotRecorded:
-        return _counted(table)
-    steps = next(iter(found.values()))[0]
-    if any(not np.array_equal(at, steps) for at, _ in found.values()):
-        return _counted(table)
-    return steps, {name: values for name, (_, values) in found.items()}
+        return _count(table)
+    steps = next(iter(curves.values()))[0]
+    if any(not np.array_equal(curve_steps, steps) for curve_steps, _ in curves.values()):
+        return _count(table)
+    return steps, {name: values for name, (_, values) in curves.items()}
 
 
-def _counted(table: LensTable) -> tuple[Floats, dict[str, Floats]]:
-    answers = table.answers
-    if not len(answers):
+def _count(table: LensTable) -> tuple[Floats, dict[str, Floats]]:
+    completions = table.completions
+    if not len(completions):
         raise NotRecorded(f"the run has no rollouts; {table.tokens.advice.rollouts}")
-    steps = np.unique(answers.step)
+    steps = np.unique(completions.step)
     counts = []
     for step in steps:
-        places = np.flatnonzero(answers.step == step).tolist()
-        form = list(answers[FORMAT][places]) if FORMAT in answers else None
-        counts.append(response_quality([answers.completion[place] for place in places], form))
+        indices = np.flatnonzero(completions.step == step).tolist()
+        form = list(completions[FORMAT][indices]) if FORMAT in completions else None
+        counts.append(response_quality([completions.completion[index] for index in indices], form))
     return steps.astype(float), {
-        name: np.array([getattr(one, name.replace(" ", "_")) / one.responses for one in counts]) for name in DEFECTS
+        name: np.array([getattr(count, name.replace(" ", "_")) / count.responses for count in counts])
+        for name in DEFECTS
     }
 
 
 def defects_summary(result: Defects) -> str:
-    """What each defect does over the training."""
-    told = []
+    """Describe how each defect changes over training."""
+    parts = []
     for kind in result.kinds:
         if kind.change is None:
-            told.append(f"no response with {kind.name}" if kind.name != "repetitive" else "no repetitive response")
+            parts.append(f"no response with {kind.name}" if kind.name != "repetitive" else "no repetitive response")
             continue
-        word = {1: "rise", -1: "fall", 0: "do not change, as far as can be told"}[kind.change.found]
+        verb = {1: "rise", -1: "fall", 0: "do not change significantly"}[kind.change.sign]
         noun = "repetitive responses" if kind.name == "repetitive" else kind.name
-        told.append(f"{noun} {word} ({in_points(kind.change.interval)} from the first to the last third)")
-    text = "; ".join(told) + "."
+        parts.append(f"{noun} {verb} ({format_points(kind.change.interval)} from the first to the last third)")
+    text = "; ".join(parts) + "."
     return text[0].upper() + text[1:]
 
 
 def defects_tables(result: Defects) -> dict[str, Table]:
-    """The changes, and the shares by step."""
+    """Return tables of the changes and of the shares by step."""
     rows: list[list[Cell]] = [
         [kind.name, float(kind.shares.mean()), kind.change.interval if kind.change else None,
          kind.change.p if kind.change else None]
         for kind in result.kinds
     ]  # fmt: skip
     points: list[list[Cell]] = [
-        [float(step), *(float(kind.shares[place]) for kind in result.kinds)] for place, step in enumerate(result.steps)
+        [float(step), *(float(kind.shares[index]) for kind in result.kinds)] for index, step in enumerate(result.steps)
     ]
     return {
         "defects": Table(

@@ -1,15 +1,15 @@
-"""What a token changes: accuracy of continuations from it against those from the best other token.
+"""Impact of a token: accuracy of continuations from it minus that of continuations from the best other token.
 
     õ_t = argmax_{v ≠ o_t} π(v | q, o_<t)
     I_t = mean_j Acc_j(q, o_<t, o_t) − mean_j Acc_j(q, o_<t, õ_t),   k continuations j each
 
-Deng et al. 2025, Eq. 5 and 6. This module holds what follows from the counts; `impact_sampling` draws them.
+Deng et al. 2025, Eq. 5 and 6. This module computes statistics of the counts; `impact_sampling` samples them.
 
-Each I_t has Newcombe's interval for a difference of two proportions, and a p value by Fisher's exact test. Tokens are
-many, so the p values are corrected by Benjamini and Hochberg's rule: what is wanted is a list of tokens that matter,
-of which at most 5 % are there by chance, and each token is tested on draws of its own, so that the tests are
-independent as the rule asks. Where no token matters, the chance that any is listed is at most 5 %, as with Holm's rule,
-and where some do, more of them are found.
+Each I_t has Newcombe's interval for a difference of two proportions, and a p value by Fisher's exact test. As there are
+many tokens, the p values are corrected by the rule of Benjamini and Hochberg. The result is a list of tokens of
+which at most 5 % are expected to be false findings. The rule assumes independent tests, and each token has its own
+continuations. If no token has an impact, the probability that any is listed is at most 5 %, as with Holm's rule, and if
+some have, more of them are found.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Continuation:
-    """How an answer went on, and whether the whole of it is correct."""
+    """A continuation of a completion, and whether the whole completion is correct."""
 
     text: str
     correct: bool
     finish: str
-    """``stop``, ``length`` where it was cut off, ``none`` where there was nothing to sample."""
+    """``stop``, ``length`` if it was cut off, ``none`` if there was nothing to sample."""
 
 
 @dataclass(frozen=True)
@@ -46,33 +46,35 @@ class Side:
     token_id: int
     token: str
     probability: float
-    """Of the token at its place, at the temperature of sampling."""
+    """Probability of the token at its position, at the sampling temperature."""
     continuations: tuple[Continuation, ...]
 
     @property
     def correct(self) -> int:
-        return sum(one.correct for one in self.continuations)
+        """Number of correct continuations."""
+        return sum(continuation.correct for continuation in self.continuations)
 
     @property
     def count(self) -> int:
+        """Number of continuations."""
         return len(self.continuations)
 
 
 @dataclass(frozen=True)
 class TokenImpact:
-    """One token that was replaced."""
+    """Impact of one token that was replaced."""
 
     answer: int
-    """Its place among the run's answers."""
+    """Index of the completion in the run."""
     position: int
     length: int
-    """Tokens of the answer."""
+    """Tokens of the completion."""
     step: int
     sign: int
-    """Of the answer: 1 positive, −1 negative, 0 neither or not known."""
+    """Sign of the completion: 1 positive, −1 negative, 0 neither or unknown."""
     entropy: float
     perplexity: float
-    """Of the answer."""
+    """Perplexity of the completion."""
     groups: tuple[str, ...]
     """The rules that chose it."""
     sampled: Side
@@ -84,32 +86,32 @@ class TokenImpact:
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """Correct ones and all of the continuations, of the token and of its alternative."""
+        """Correct and all continuations of the token, then of its alternative."""
         return self.sampled.correct, self.sampled.count, self.other.correct, self.other.count
 
     @property
-    def found(self) -> bool:
-        """Whether it changes the accuracy, after correction."""
+    def significant(self) -> bool:
+        """True if the token changes the accuracy significantly, after correction."""
         return self.corrected < LEVEL
 
 
 @dataclass(frozen=True)
 class GroupImpact:
-    """The tokens that one rule chose, with intervals over prompts, or over answers where prompts are few."""
+    """Tokens that one rule chose, with intervals over prompts, or over completions if there are few prompts."""
 
     name: str
     tokens: int
     answers: int
     found: int
-    """Tokens whose impact is not 0, after correction."""
+    """Tokens with a significant impact, after correction."""
     mean: Interval | None
     """Accuracy lost by replacing a token."""
     square: Interval | None
-    """Mean I_t², without what the sampling of continuations adds to it."""
+    """Mean I_t², corrected for the variance from sampling continuations."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ImpactDifference:
     """One group of tokens minus another."""
 
     name: str
@@ -119,11 +121,11 @@ class Comparison:
 
 # ---------------------------------------------------------------------------- one token
 def newcombe(a: int, n: int, b: int, m: int, confidence: float = 0.95) -> Interval:
-    """a/n − b/m with its interval from two Wilson intervals (Newcombe 1998, method 10).
+    """Return a/n − b/m with its interval from two Wilson intervals (Newcombe 1998, method 10).
 
         low = d − sqrt((p₁ − l₁)² + (u₂ − p₂)²),   high = d + sqrt((u₁ − p₁)² + (p₂ − l₂)²)
 
-    It stays within [−1, 1], and is no point where all of few draws agree.
+    The interval stays within [−1, 1], and has a positive width even if all samples agree.
     """
     (p1, l1, u1), (p2, l2, u2) = _wilson(a, n, confidence), _wilson(b, m, confidence)
     d = p1 - p2
@@ -132,7 +134,7 @@ def newcombe(a: int, n: int, b: int, m: int, confidence: float = 0.95) -> Interv
 
 def _wilson(successes: int, draws: int, confidence: float) -> tuple[float, float, float]:
     if not 0 <= successes <= draws or draws < 1:
-        raise ValueError(f"{successes} of {draws} is no proportion; give counts such as 3 of 8")
+        raise ValueError(f"{successes} of {draws} is not a proportion; use counts such as 3 of 8")
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     p, share = successes / draws, z * z / draws
     centre = (p + share / 2) / (1 + share)
@@ -141,15 +143,15 @@ def _wilson(successes: int, draws: int, confidence: float) -> tuple[float, float
 
 
 def fisher(a: int, n: int, b: int, m: int) -> float:
-    """Two-sided p value of a/n and b/m having one chance (Fisher 1935): tables no likelier than this one."""
+    """Return the two-sided p value of equal probabilities behind a/n and b/m, by Fisher's exact test (1935)."""
     total = a + b
     ways = [math.comb(n, x) * math.comb(m, total - x) for x in range(max(0, total - m), min(n, total) + 1)]
-    here = math.comb(n, a) * math.comb(m, b)
-    return sum(way for way in ways if way <= here) / sum(ways)
+    observed = math.comb(n, a) * math.comb(m, b)
+    return sum(way for way in ways if way <= observed) / sum(ways)
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """p values corrected so that of those below a level, at most that share is expected to be there by chance.
+    """Return p values corrected so that at most the share `level` of those below a level are false findings.
 
         p̃_(i) = min_{j ≥ i} min(1, m · p_(j) / j),   p_(1) ≤ … ≤ p_(m)
 
@@ -164,15 +166,15 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
 
 
 def enough_samples(tokens: int) -> int:
-    """Continuations a side from which a token that alone decides everything is found among so many tokens."""
+    """Return the continuations per side needed to find a token that decides correctness, among this many tokens."""
     samples = 2
     while tokens * fisher(samples, samples, 0, samples) >= LEVEL:
         samples += 1
     return samples
 
 
-def square(a: int, n: int, b: int, m: int) -> float | None:
-    """Unbiased estimate of I²: (p₁ − p₂)² − p₁(1 − p₁)/(n − 1) − p₂(1 − p₂)/(m − 1); None with one draw."""
+def squared_impact(a: int, n: int, b: int, m: int) -> float | None:
+    """Return (p₁ − p₂)² − p₁(1 − p₁)/(n − 1) − p₂(1 − p₂)/(m − 1), which is unbiased for I²; None with one sample."""
     if min(n, m) < 2:
         return None
     p, q = a / n, b / m
@@ -180,67 +182,67 @@ def square(a: int, n: int, b: int, m: int) -> float | None:
 
 
 # ---------------------------------------------------------------------------- many tokens
-def grouped(
+def group_impacts(
     tokens: Sequence[TokenImpact],
     names: Sequence[str],
     pairs: Sequence[tuple[str, str]],
     *,
-    together: NDArray[np.int64] | None = None,
+    clusters: NDArray[np.int64] | None = None,
     seed: int = 0,
-) -> tuple[list[GroupImpact], list[Comparison]]:
-    """Mean and squared impact of each group of tokens, and the differences of pairs of groups, over answers.
+) -> tuple[list[GroupImpact], list[ImpactDifference]]:
+    """Return mean and squared impact of each group of tokens, and the differences between pairs of groups.
 
-    ``together`` has a number for each of the run's answers: those of one number are drawn together
+    ``clusters`` has a number for each completion of the run; those with the same number are resampled together
     (`explorl.stats.clusters`).
     """
     names = [name for name in names if any(name in token.groups for token in tokens)]
     pairs = [pair for pair in pairs if set(pair) <= set(names)]
-    answers = np.array([token.answer for token in tokens], dtype=np.int64)
-    _, cluster = np.unique(answers if together is None else together[answers], return_inverse=True)
+    completions = np.array([token.answer for token in tokens], dtype=np.int64)
+    _, cluster = np.unique(completions if clusters is None else clusters[completions], return_inverse=True)
     shape = (int(cluster.max()) + 1 if len(cluster) else 0, len(names))
     values: dict[str, list[float | None]] = {
         "mean": [token.impact.mean for token in tokens],
-        "square": [square(*token.counts) for token in tokens],
+        "square": [squared_impact(*token.counts) for token in tokens],
     }
-    contrasts = [[(name == one) - (name == two) for name in names] for one, two in pairs]
-    found = {}
+    contrasts = [[(name == first) - (name == second) for name in names] for first, second in pairs]
+    results = {}
     for key, column in values.items():
         sums, counts = np.zeros(shape), np.zeros(shape)
-        for token, at, value in zip(tokens, cluster, column, strict=True):
-            for place, name in enumerate(names):
+        for token, row, value in zip(tokens, cluster, column, strict=True):
+            for index, name in enumerate(names):
                 if name in token.groups and value is not None:
-                    sums[at, place] += value
-                    counts[at, place] += 1
-        found[key] = cluster_means(sums, counts, contrasts, seed=seed)
+                    sums[row, index] += value
+                    counts[row, index] += 1
+        results[key] = cluster_means(sums, counts, contrasts, seed=seed)
     groups = [
         GroupImpact(
             name,
             sum(name in token.groups for token in tokens),
             len({token.answer for token in tokens if name in token.groups}),
-            sum(name in token.groups and token.found for token in tokens),
-            found["mean"][0][place],
-            found["square"][0][place],
+            sum(name in token.groups and token.significant for token in tokens),
+            results["mean"][0][index],
+            results["square"][0][index],
         )
-        for place, name in enumerate(names)
+        for index, name in enumerate(names)
     ]
-    compared = [
-        Comparison(f"{one} − {two}", found["mean"][1][place], found["square"][1][place])
-        for place, (one, two) in enumerate(pairs)
+    differences = [
+        ImpactDifference(f"{first} − {second}", results["mean"][1][index], results["square"][1][index])
+        for index, (first, second) in enumerate(pairs)
     ]
-    return groups, compared
+    return groups, differences
 
 
-# ---------------------------------------------------------------------------- which tokens
+# ---------------------------------------------------------------------------- choice of tokens
 RULES = ("entropy", "random", "first", "last", "positive", "negative", "low-ppl", "high-ppl")
-"""Tokens of highest entropy: of all, at random, in the first and the last 20 % of answers, in positive and negative
-answers, and in answers of low and high perplexity (bottom and top 20 %)."""
+"""Tokens of highest entropy overall; random tokens; and tokens of highest entropy in the first and the last 20 % of
+completions, in positive and negative ones, and in those of low and high perplexity (bottom and top 20 %)."""
 PAIRS = (("first", "last"), ("low-ppl", "high-ppl"), ("positive", "negative"))
 EDGE = 0.2
 
 
-def choose(
+def choose_tokens(
     entropy: NDArray[np.float64],
-    answer: NDArray[np.int64],
+    completion: NDArray[np.int64],
     relative: NDArray[np.float64],
     sign: NDArray[np.int64],
     perplexity_group: NDArray[np.int64],
@@ -249,12 +251,12 @@ def choose(
     *,
     seed: int = 0,
 ) -> Mapping[int, tuple[str, ...]]:
-    """Which tokens each rule chooses, up to `each`: places of tokens with the rules that chose them, in their order.
+    """Return the indices of up to `each` tokens per rule, in order, with the rules that chose them.
 
-    All arrays have one value per token. Answers take turns: first the token of highest entropy of each answer, those of
-    higher entropy before others, then the second of each, so that a group does not consist of one answer.
+    All arrays have one value per token. Completions take turns: first the token of highest entropy of each completion,
+    in order of entropy, then the second of each, so that a group does not consist of one completion.
     """
-    wanted: dict[str, NDArray[np.bool_]] = {
+    masks: dict[str, NDArray[np.bool_]] = {
         "entropy": np.ones(len(entropy), dtype=bool),
         "random": np.ones(len(entropy), dtype=bool),
         "first": relative < EDGE,
@@ -265,23 +267,23 @@ def choose(
         "high-ppl": perplexity_group == 1,
     }
     score = np.where(np.isfinite(entropy), entropy, -np.inf)
-    chance = np.random.default_rng(seed).random(len(entropy))
+    random_score = np.random.default_rng(seed).random(len(entropy))
     chosen: dict[int, tuple[str, ...]] = {}
     for rule in rules:
-        if rule not in wanted:
-            raise ValueError(f"there is no rule {rule!r} to choose tokens; use {', '.join(RULES)}")
-        places = np.flatnonzero(wanted[rule] & np.isfinite(score))
-        for place in _by_turns(chance if rule == "random" else score, answer, places)[:each]:
-            chosen[place] = (*chosen.get(place, ()), rule)
+        if rule not in masks:
+            raise ValueError(f"unknown rule {rule!r}; use {', '.join(RULES)}")
+        indices = np.flatnonzero(masks[rule] & np.isfinite(score))
+        for index in _take_turns(random_score if rule == "random" else score, completion, indices)[:each]:
+            chosen[index] = (*chosen.get(index, ()), rule)
     return dict(sorted(chosen.items()))
 
 
-def _by_turns(score: NDArray[np.float64], answer: NDArray[np.int64], places: NDArray[np.int64]) -> list[int]:
-    ordered = places[np.argsort(-score[places], kind="stable")]
+def _take_turns(score: NDArray[np.float64], completion: NDArray[np.int64], indices: NDArray[np.int64]) -> list[int]:
+    ordered = indices[np.argsort(-score[indices], kind="stable")]
     turns: dict[int, int] = {}
     ranked = []
-    for rank, place in enumerate(ordered.tolist()):
-        turn = turns.get(int(answer[place]), 0)
-        turns[int(answer[place])] = turn + 1
-        ranked.append((turn, rank, place))
-    return [place for _, _, place in sorted(ranked)]
+    for rank, index in enumerate(ordered.tolist()):
+        turn = turns.get(int(completion[index]), 0)
+        turns[int(completion[index])] = turn + 1
+        ranked.append((turn, rank, index))
+    return [index for _, _, index in sorted(ranked)]

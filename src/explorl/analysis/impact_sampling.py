@@ -1,4 +1,4 @@
-"""Draws the continuations of a token and of its best alternative, and has the task judge the whole answers."""
+"""Sample continuations of a token and of its best alternative, and verify the whole completions."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from explorl.rollout import SamplingParams
 from explorl.tasks import Problem, Task, opens_think
 from explorl.tasks.base import verdicts_of
 
-MOST_TEXT = 2000
-"""Characters of a continuation that are kept."""
+MAX_TEXT = 2000
+"""Most characters of a continuation that are stored."""
 
 
-class Sampler(Protocol):
-    """What is needed of `explorl.rollout.Engine`."""
+class ContinuationSampler(Protocol):
+    """The part of `explorl.rollout.Engine` that is needed here."""
 
     tokenizer: Any
 
-    def generate(self, prompts: Sequence[Any], n: int = 1, params: SamplingParams | None = None) -> Any: ...
+    def generate(self, prompts: Sequence[Any], n: int = 1, params: SamplingParams | None = None) -> Any:
+        """Sample n completions of each prompt."""
+        ...
 
 
 @dataclass(frozen=True)
-class Probe:
-    """A token to be replaced, with what is needed to go on from it."""
+class TokenProbe:
+    """A token to be replaced, with the data to continue from it."""
 
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
-    """The answer that the token belongs to."""
+    """Completion that the token belongs to."""
     position: int
     other_id: int
-    """The most likely token other than the answer's own, at this place."""
+    """Most likely token at this position other than that of the completion."""
     problem: Problem
     probability: float = float("nan")
     other_probability: float = float("nan")
@@ -45,51 +47,52 @@ class Probe:
     groups: tuple[str, ...] = ()
 
     def branches(self) -> tuple[list[int], list[int]]:
-        """The answer up to and with the token, and with the other token in its place."""
+        """Return the completion up to and including the token, and the same with the other token instead."""
         before = list(self.completion_ids[: self.position])
         return [*before, int(self.completion_ids[self.position])], [*before, int(self.other_id)]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How far continuations may go."""
+class ContinuationLimits:
+    """Limits on the length of continuations."""
 
     max_tokens: int
-    """Most tokens of a whole answer."""
+    """Most tokens of a whole completion."""
     context: int | None = None
-    """Most tokens of prompt and answer together: the model's."""
+    """Most tokens of prompt and completion together: the model's context length."""
     stop_ids: Sequence[int] = ()
-    """Tokens that end an answer."""
+    """Tokens that end a completion."""
 
     def room(self, prompt: Sequence[int], branch: Sequence[int]) -> int:
-        """Tokens that may follow a branch."""
+        """Return how many tokens may follow a branch."""
         room = self.max_tokens - len(branch)
         return room if self.context is None else min(room, self.context - len(prompt) - len(branch))
 
     def ends(self, branch: Sequence[int]) -> bool:
+        """Check whether the branch ends with a stop token."""
         return branch[-1] in self.stop_ids
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Impacts with counts of what was special."""
+class SampledImpacts:
+    """Impacts of tokens, with counts of special cases."""
 
     tokens: tuple[TokenImpact, ...]
     sampled_tokens: int
     ended: int
-    """Branches that were whole answers: their token ends it."""
+    """Branches whose token ends the completion."""
     no_room: int
-    """Branches that left no room for a token more, and are judged as they stand."""
+    """Branches without room for another token, which are judged unchanged."""
     cut_off: int
-    """Continuations that reached the longest answer."""
+    """Continuations that reached the longest length."""
     failed: int
-    """Continuations that broke off, and do not count."""
+    """Continuations that failed and do not count."""
     left_out: int
-    """Tokens without any continuation on one of their sides."""
+    """Tokens without any continuation on one side."""
 
 
-def most_tokens(probes: Sequence[Probe], samples: int, limits: Limits) -> int:
-    """The most tokens that drawing these continuations can take."""
+def most_tokens(probes: Sequence[TokenProbe], samples: int, limits: ContinuationLimits) -> int:
+    """Return the largest number of tokens that these continuations can take."""
     return sum(
         samples * max(0, limits.room(probe.prompt_ids, branch))
         for probe in probes
@@ -98,113 +101,115 @@ def most_tokens(probes: Sequence[Probe], samples: int, limits: Limits) -> int:
     )
 
 
-def within_budget(probes: Sequence[Probe], samples: int, limits: Limits, budget: int) -> list[Probe]:
-    """As many of the probes, from the first on, as the budget of sampled tokens allows in the worst case."""
-    kept, spent = [], 0
+def within_budget(
+    probes: Sequence[TokenProbe], samples: int, limits: ContinuationLimits, budget: int
+) -> list[TokenProbe]:
+    """Return the longest prefix of the probes that fits the budget of sampled tokens in the worst case."""
+    selected, spent = [], 0
     for probe in probes:
         spent += most_tokens([probe], samples, limits)
         if spent > budget:
             break
-        kept.append(probe)
-    return kept
+        selected.append(probe)
+    return selected
 
 
-def draw(
-    sampler: Sampler,
+def sample_impacts(
+    sampler: ContinuationSampler,
     task: Task,
-    probes: Sequence[Probe],
+    probes: Sequence[TokenProbe],
     *,
     samples: int,
-    limits: Limits,
+    limits: ContinuationLimits,
     temperature: float = 1.0,
     seed: int = 0,
     text_of: Callable[[int], str] | None = None,
-) -> Drawn:
-    """`samples` continuations of each probe's two branches, in one call, and their verdicts.
+) -> SampledImpacts:
+    """Sample and verify `samples` continuations of each probe's two branches, in one call.
 
-    Samples of one branch share its prompt, which the engine computes once. The same seed gives the same draws.
+    Continuations of a branch share its prompt, which the engine computes once. The same seed gives the same samples.
     """
     if samples < 1:
-        raise ValueError(f"samples is {samples}; draw 2 continuations or more of each token, such as 16")
+        raise ValueError(f"samples is {samples}; use at least 2 continuations per token, such as 16")
     branches = [(probe, branch) for probe in probes for branch in probe.branches()]
-    room = [limits.room(probe.prompt_ids, branch) for probe, branch in branches]
-    live = [index for index, (_, branch) in enumerate(branches) if not limits.ends(branch) and room[index] > 0]
-    continued: dict[int, list[Any]] = {}
+    rooms = [limits.room(probe.prompt_ids, branch) for probe, branch in branches]
+    live = [index for index, (_, branch) in enumerate(branches) if not limits.ends(branch) and rooms[index] > 0]
+    rollouts: dict[int, list[Any]] = {}
     if live:
-        params = SamplingParams(temperature=temperature, max_tokens=[room[index] for index in live], seed=seed)
+        params = SamplingParams(temperature=temperature, max_tokens=[rooms[index] for index in live], seed=seed)
         prompts = [[*branches[index][0].prompt_ids, *branches[index][1]] for index in live]
-        continued = dict(zip(live, sampler.generate(prompts, samples, params).by_prompt(), strict=True))
-    sides = _judged(sampler.tokenizer, task, branches, continued, samples)
-    text = text_of or (lambda token: str(sampler.tokenizer.decode([token])))
+        rollouts = dict(zip(live, sampler.generate(prompts, samples, params).by_prompt(), strict=True))
+    continuations = _verify(sampler.tokenizer, task, branches, rollouts, samples)
+    decode = text_of or (lambda token: str(sampler.tokenizer.decode([token])))
     impacts = []
-    for place, probe in enumerate(probes):
-        own, other = sides[2 * place], sides[2 * place + 1]
-        if own and other:
+    for index, probe in enumerate(probes):
+        sampled, other = continuations[2 * index], continuations[2 * index + 1]
+        if sampled and other:
             first, second = (branch[-1] for branch in probe.branches())
             impacts.append(
                 _impact(
                     probe,
-                    Side(first, clean(text(first), 200), probe.probability, tuple(own)),
-                    Side(second, clean(text(second), 200), probe.other_probability, tuple(other)),
+                    Side(first, clean(decode(first), 200), probe.probability, tuple(sampled)),
+                    Side(second, clean(decode(second), 200), probe.other_probability, tuple(other)),
                 )
             )
-    rollouts = [one for many in continued.values() for one in many]
-    return Drawn(
+    flat = [rollout for of_branch in rollouts.values() for rollout in of_branch]
+    return SampledImpacts(
         _corrected(impacts),
-        sum(len(one.token_ids) for one in rollouts),
+        sum(len(rollout.token_ids) for rollout in flat),
         ended=sum(limits.ends(branch) for _, branch in branches),
-        no_room=sum(not limits.ends(branch) and room[index] <= 0 for index, (_, branch) in enumerate(branches)),
-        cut_off=sum(one.finish_reason == "length" for one in rollouts),
-        failed=sum(one.finish_reason == "error" for one in rollouts),
+        no_room=sum(not limits.ends(branch) and rooms[index] <= 0 for index, (_, branch) in enumerate(branches)),
+        cut_off=sum(rollout.finish_reason == "length" for rollout in flat),
+        failed=sum(rollout.finish_reason == "error" for rollout in flat),
         left_out=len(probes) - len(impacts),
     )
 
 
-def _judged(
+def _verify(
     tokenizer: Any,
     task: Task,
-    branches: Sequence[tuple[Probe, list[int]]],
-    continued: dict[int, list[Any]],
+    branches: Sequence[tuple[TokenProbe, list[int]]],
+    rollouts: dict[int, list[Any]],
     samples: int,
 ) -> list[list[Continuation]]:
-    """The continuations of each branch; a branch without any stands `samples` times for itself."""
-    wanted: list[tuple[int, list[int], str]] = []
+    """Verify the continuations of each branch; a branch that cannot continue counts `samples` times by itself."""
+    pending: list[tuple[int, list[int], str]] = []
     for index in range(len(branches)):
-        if index in continued:
-            wanted += [
-                (index, list(one.token_ids), one.finish_reason)
-                for one in continued[index]
-                if one.finish_reason != "error"
+        if index in rollouts:
+            pending += [
+                (index, list(rollout.token_ids), rollout.finish_reason)
+                for rollout in rollouts[index]
+                if rollout.finish_reason != "error"
             ]
         else:
-            wanted.append((index, [], "none"))
-    texts = [_text(tokenizer, branches[index][1] + more) for index, more, _ in wanted]
-    problems = [branches[index][0].problem for index, _, _ in wanted]
-    openings: dict[int, bool] = {}  # probes of one answer share its prompt, the very list
+            pending.append((index, [], "none"))
+    texts = [_text(tokenizer, branches[index][1] + ids) for index, ids, _ in pending]
+    problems = [branches[index][0].problem for index, _, _ in pending]
+    openings: dict[int, bool] = {}  # by id, because the probes of a completion share the list of prompt tokens
     for probe, _ in branches:
         if id(probe.prompt_ids) not in openings:
             openings[id(probe.prompt_ids)] = opens_think(str(tokenizer.decode(list(probe.prompt_ids))))
-    opened = [openings[id(branches[index][0].prompt_ids)] for index, _, _ in wanted]
-    verdicts = verdicts_of(task, texts, problems, opened) if wanted else []
-    found: list[list[Continuation]] = [[] for _ in branches]
-    for (index, more, finish), verdict in zip(wanted, verdicts, strict=True):
-        one = Continuation(clean(_text(tokenizer, more), MOST_TEXT), verdict.correct, finish)
-        found[index] += [one] * (1 if index in continued else samples)
-    return found
+    opened = [openings[id(branches[index][0].prompt_ids)] for index, _, _ in pending]
+    verdicts = verdicts_of(task, texts, problems, opened) if pending else []
+    continuations: list[list[Continuation]] = [[] for _ in branches]
+    for (index, ids, finish), verdict in zip(pending, verdicts, strict=True):
+        continuation = Continuation(clean(_text(tokenizer, ids), MAX_TEXT), verdict.correct, finish)
+        continuations[index] += [continuation] * (1 if index in rollouts else samples)
+    return continuations
 
 
 def _text(tokenizer: Any, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def _impact(probe: Probe, own: Side, other: Side) -> TokenImpact:
-    counts = (own.correct, own.count, other.correct, other.count)
+def _impact(probe: TokenProbe, sampled: Side, other: Side) -> TokenImpact:
+    counts = (sampled.correct, sampled.count, other.correct, other.count)
     return TokenImpact(
         probe.answer, probe.position, len(probe.completion_ids), probe.step, probe.sign, probe.entropy,
-        probe.perplexity, probe.groups, own, other, newcombe(*counts), fisher(*counts), 1.0,
+        probe.perplexity, probe.groups, sampled, other, newcombe(*counts), fisher(*counts), 1.0,
     )  # fmt: skip
 
 
 def _corrected(impacts: Sequence[TokenImpact]) -> tuple[TokenImpact, ...]:
-    corrected = benjamini_hochberg([one.p for one in impacts])
-    return tuple(replace(one, corrected=value) for one, value in zip(impacts, corrected, strict=True))
+    corrected = benjamini_hochberg([impact.p for impact in impacts])
+    return tuple(replace(impact, corrected=value) for impact, value in zip(impacts, corrected, strict=True))

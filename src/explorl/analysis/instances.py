@@ -1,9 +1,9 @@
-"""Which answers learn: probability shifts by the perplexity of the answer (Deng et al. 2025, §3.2.3, Fig. 5a).
+"""Probability shifts of tokens by the perplexity of their completion (Deng et al. 2025, §3.2.3, Fig. 5a).
 
     PPL_i = exp(−mean_t log π(o_t)),   Δp_t = π_after(o_t) − π(o_t)
 
-The paper finds the tokens with the largest shifts in answers of low perplexity. Perplexity falls during training, so
-low and high are told within a step: by ln PPL minus its median over the answers of the step.
+The paper finds the tokens with the largest shifts in completions of low perplexity. Perplexity falls during training,
+so low and high are relative to the step: by ln PPL minus its median over the completions of the step.
 """
 
 from __future__ import annotations
@@ -16,36 +16,37 @@ from numpy.typing import NDArray
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.stats import Cell, Interval, Table
-from explorl.stats.clusters import cell, cluster_means, sums_by, told
+from explorl.stats.clusters import cluster_means, cluster_sums, effect_cell, format_effect
 from explorl.stats.regression import Effect
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 GROUP = 0.2
-"""Share of the answers with the lowest, and with the highest perplexity."""
+"""Share of the completions that count as those of lowest, and of highest, perplexity."""
 TOP = 0.2
 """Share of the tokens with the largest shifts."""
 BINS = 30
-SMALLEST = 5
-"""Answers of a step from which its own median is taken."""
+MIN_COMPLETIONS = 5
+"""Least completions of a step (in the median) for which the step's own median perplexity is used."""
 
 
 @dataclass(frozen=True)
 class Instances:
-    """Shifts of tokens in answers of low and high perplexity."""
+    """Probability shifts of tokens in completions of low and high perplexity."""
 
     edges: tuple[float, ...]
-    """Of the bins of perplexity."""
+    """Edges of the perplexity bins."""
     top_tokens: tuple[float, ...]
-    """Share of the tokens with the largest shifts, by the perplexity of their answer."""
+    """Share of the tokens with the largest shifts in each bin."""
     all_tokens: tuple[float, ...]
+    """Share of all tokens in each bin."""
     top_in_low: Interval | None
-    """Share of the tokens of low-perplexity answers that are among those with the largest shifts."""
+    """Share of the tokens of low-perplexity completions that have the largest shifts."""
     top_in_high: Interval | None
     low_minus_high: Effect | None
     shift_low: Interval | None
-    """Mean |Δp| in answers of low perplexity."""
+    """Mean |Δp| in completions of low perplexity."""
     shift_high: Interval | None
     shift_low_minus_high: Effect | None
     low_perplexity: tuple[float, float]
@@ -54,19 +55,19 @@ class Instances:
     answers: int
 
 
-def answer_perplexity(logps: Floats, answer: Ints, answers: int) -> Floats:
-    """exp(−mean log π) of each answer over its recorded tokens; NaN where it has none."""
+def completion_perplexity(logps: Floats, completion: Ints, count: int) -> Floats:
+    """Return exp(−mean log π) of each completion over its recorded tokens; NaN without any."""
     known = np.isfinite(logps)
-    sums = np.bincount(answer[known], weights=logps[known], minlength=answers)
-    counts = np.bincount(answer[known], minlength=answers)
+    sums = np.bincount(completion[known], weights=logps[known], minlength=count)
+    counts = np.bincount(completion[known], minlength=count)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         return np.where(counts > 0, np.exp(-sums / counts), np.nan)
 
 
 def perplexity_groups(perplexity: Floats, step: Ints, share: float = GROUP) -> Ints:
-    """−1 for the answers with the lowest perplexity, 1 for the highest, 0 between; −2 where it is not known.
+    """Return −1 for the completions with the lowest perplexity, 1 for the highest, 0 between; −2 if it is unknown.
 
-    By ln PPL − median of the step, where most steps have 5 answers or more; else by ln PPL over all.
+    They are ranked by ln PPL − median of the step if most steps have 5 completions or more, else by ln PPL.
     """
     with np.errstate(divide="ignore"):
         level = np.log(perplexity)
@@ -74,10 +75,10 @@ def perplexity_groups(perplexity: Floats, step: Ints, share: float = GROUP) -> I
     group = np.full(len(level), -2, dtype=np.int64)
     if not known.any():
         return group
-    steps, of = np.unique(step[known], return_inverse=True)
-    if np.median(np.bincount(of)) >= SMALLEST:
-        medians = np.array([np.median(level[known][of == index]) for index in range(len(steps))])
-        level[known] = level[known] - medians[of]
+    steps, step_index = np.unique(step[known], return_inverse=True)
+    if np.median(np.bincount(step_index)) >= MIN_COMPLETIONS:
+        medians = np.array([np.median(level[known][step_index == index]) for index in range(len(steps))])
+        level[known] = level[known] - medians[step_index]
     order = np.argsort(level[known], kind="stable")
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
@@ -87,51 +88,59 @@ def perplexity_groups(perplexity: Floats, step: Ints, share: float = GROUP) -> I
 
 
 def shifts_by_perplexity(
-    logps: Floats, after: Floats, answer: Ints, step: Ints, answers: int, together: Ints | None = None, *, seed: int = 0
+    logps: Floats,
+    after: Floats,
+    completion: Ints,
+    step: Ints,
+    count: int,
+    clusters: Ints | None = None,
+    *,
+    seed: int = 0,
 ) -> Instances | None:
-    """The analysis of tokens with log π before and after an update. None without such tokens.
+    """Analyse tokens with log π before and after an update; return None without such tokens.
 
-    Of answers are `step`, and `together`, a number for those that are drawn together; by default each is drawn alone.
+    `step` and `clusters` have one value per completion; completions with the same cluster number are resampled
+    together, by default each is independent.
     """
-    perplexity = answer_perplexity(logps, answer, answers)
+    perplexity = completion_perplexity(logps, completion, count)
     group = perplexity_groups(perplexity, step)
-    known = np.isfinite(logps) & np.isfinite(after) & np.isfinite(perplexity[answer])
+    known = np.isfinite(logps) & np.isfinite(after) & np.isfinite(perplexity[completion])
     if not known.any():
         return None
-    of = answer[known]
+    owner = completion[known]
     shift = np.abs(np.exp(after[known]) - np.exp(logps[known]))
     top = _largest(shift, TOP)
-    column = np.select([group[of] == -1, group[of] == 1], [0, 1], -1)
-    _, cluster = np.unique(of if together is None else together[of], return_inverse=True)
+    column = np.select([group[owner] == -1, group[owner] == 1], [0, 1], -1)
+    _, cluster = np.unique(owner if clusters is None else clusters[owner], return_inverse=True)
     shape = (int(cluster.max()) + 1, 2)
-    counts = sums_by(cluster, column, np.ones(len(of)), shape)
-    found = [
-        cluster_means(sums_by(cluster, column, values, shape), counts, [(1, -1)], seed=seed)
+    counts = cluster_sums(cluster, column, np.ones(len(owner)), shape)
+    results = [
+        cluster_means(cluster_sums(cluster, column, values, shape), counts, [(1, -1)], seed=seed)
         for values in (top.astype(np.float64), shift)
     ]
-    (low, high), (difference,) = found[0]
-    (shift_low, shift_high), (shift_difference,) = found[1]
-    edges = _edges(perplexity[of])
-    middles = [float(np.median(perplexity[group == side])) if (group == side).any() else np.nan for side in (-1, 1)]
+    (low, high), (difference,) = results[0]
+    (shift_low, shift_high), (shift_difference,) = results[1]
+    edges = _edges(perplexity[owner])
+    medians = [float(np.median(perplexity[group == side])) if (group == side).any() else np.nan for side in (-1, 1)]
     return Instances(
         tuple(edges.tolist()),
-        _shares(perplexity[of][top], edges),
-        _shares(perplexity[of], edges),
+        _shares(perplexity[owner][top], edges),
+        _shares(perplexity[owner], edges),
         low, high, difference, shift_low, shift_high, shift_difference,
-        (middles[0], middles[1]), len(of), len(np.unique(of)),
+        (medians[0], medians[1]), len(owner), len(np.unique(owner)),
     )  # fmt: skip
 
 
 def _largest(values: Floats, share: float) -> NDArray[np.bool_]:
-    """Marks this share of the values, the largest; none where all are equal. Of equals at the end, the first."""
-    chosen = np.zeros(len(values), dtype=bool)
+    """Return a mask of the largest values, this share of them; ties go to the first, and no value if all are equal."""
+    mask = np.zeros(len(values), dtype=bool)
     if values.max() > values.min():
-        chosen[np.argsort(-values, kind="stable")[: max(1, int(share * len(values)))]] = True
-    return chosen
+        mask[np.argsort(-values, kind="stable")[: max(1, int(share * len(values)))]] = True
+    return mask
 
 
 def _edges(perplexity: Floats) -> Floats:
-    """Bins of equal width of ln PPL, over all but the extreme 1 %."""
+    """Return edges of bins of equal width in ln PPL, over all but the extreme 1 %."""
     low, high = np.quantile(np.log(perplexity), [0.005, 0.995])
     return np.exp(np.linspace(low, high if high > low else low + 0.1, BINS + 1))
 
@@ -142,48 +151,51 @@ def _shares(perplexity: Floats, edges: Floats) -> tuple[float, ...]:
 
 
 def instances(table: LensTable, context: Context) -> Instances | Unavailable:
-    """The analysis of a run's recorded tokens."""
+    """Analyse a run's recorded tokens."""
     tokens = table.tokens
     logps, after = tokens["logp"], tokens["logp_after"]
-    answers = table.answers
-    found = shifts_by_perplexity(
-        logps, after, tokens.answer, answers.step, len(answers), answers.together, seed=context.seed
+    completions = table.completions
+    result = shifts_by_perplexity(
+        logps, after, tokens.completion, completions.step, len(completions), completions.cluster, seed=context.seed
     )
-    if found is None:
+    if result is None:
         return Unavailable("no token has a log-probability before and after an update")
-    if found.answers < 10:
-        return Unavailable(f"{found.answers} answers have recorded tokens; the lowest and highest 20 % need 10 or more")
-    return found
+    if result.answers < 10:
+        return Unavailable(
+            f"{result.answers} completions have recorded tokens; the lowest and highest 20 % need 10 or more"
+        )
+    return result
 
 
-def summary(found: Instances) -> str:
-    """What the analysis shows, in two sentences."""
-    verdict = "are as common in answers of low perplexity as in those of high, as far as can be told"
-    if found.low_minus_high is not None and found.low_minus_high.found:
-        more = "more" if found.low_minus_high.mean > 0 else "less"
-        verdict = f"are {more} common in answers of low perplexity than in those of high"
+def summary(result: Instances) -> str:
+    """Describe the result in two sentences."""
+    verdict = "are not significantly more or less common in completions of low perplexity than in those of high"
+    if result.low_minus_high is not None and result.low_minus_high.sign:
+        more = "more" if result.low_minus_high.mean > 0 else "less"
+        verdict = f"are {more} common in completions of low perplexity than in those of high"
     return (
         f"The {TOP:.0%} of tokens with the largest probability shifts {verdict}: "
-        f"{told(found.top_in_low, '.1%')} of the tokens of the former and {told(found.top_in_high, '.1%')} of the "
-        f"latter, difference {told(found.low_minus_high, '+.1%')}. Mean |Δp| differs by "
-        f"{told(found.shift_low_minus_high)}."
+        f"{format_effect(result.top_in_low, '.1%')} of the tokens of the former and "
+        f"{format_effect(result.top_in_high, '.1%')} of the latter, difference "
+        f"{format_effect(result.low_minus_high, '+.1%')}. Mean |Δp| differs by "
+        f"{format_effect(result.shift_low_minus_high)}."
     )
 
 
-def tables(found: Instances) -> dict[str, Table]:
-    """The two groups side by side, and the histogram."""
+def tables(result: Instances) -> dict[str, Table]:
+    """Return tables of the two groups and of the histogram."""
     groups: list[list[Cell]] = [
-        ["median perplexity of answers", found.low_perplexity[0], found.low_perplexity[1], None],
+        ["median perplexity of answers", result.low_perplexity[0], result.low_perplexity[1], None],
         [
             f"share of tokens in the top {TOP:.0%} of shifts",
-            found.top_in_low,
-            found.top_in_high,
-            cell(found.low_minus_high),
+            result.top_in_low,
+            result.top_in_high,
+            effect_cell(result.low_minus_high),
         ],
-        ["mean |Δp|", found.shift_low, found.shift_high, cell(found.shift_low_minus_high)],
+        ["mean |Δp|", result.shift_low, result.shift_high, effect_cell(result.shift_low_minus_high)],
     ]
-    lower, upper = found.edges[:-1], found.edges[1:]
-    bins: list[list[Cell]] = [list(row) for row in zip(lower, upper, found.top_tokens, found.all_tokens, strict=True)]
+    lower, upper = result.edges[:-1], result.edges[1:]
+    bins: list[list[Cell]] = [list(row) for row in zip(lower, upper, result.top_tokens, result.all_tokens, strict=True)]
     return {
         "instances": Table(
             ["measure", f"lowest {GROUP:.0%}", f"highest {GROUP:.0%}", "difference"], groups, "Shifts by perplexity"

@@ -1,7 +1,7 @@
-"""What an analysis of the lens is: a function of a run's records, with a sentence, tables and drawings of its result.
+"""Define an analysis of the lens: a function of a run's records, with a sentence, tables and drawings of its result.
 
-A result is a frozen dataclass; what cannot be computed is `Unavailable` with its reason, and the others still run. An
-analysis of your own is an `Analysis` in a module, named to the command by its import path:
+A result is a frozen dataclass, or `Unavailable` with the reason why it cannot be computed; the other analyses still
+run. A custom analysis is an `Analysis` in a module, given to the command by its import path:
 
     explorl analyze RUN --only my_package.my_module:LENGTHS
 """
@@ -23,52 +23,52 @@ from explorl.tasks import Task
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Why an analysis has no result."""
+    """The reason why an analysis has no result."""
 
     reason: str
 
 
 @dataclass
 class Context:
-    """What an analysis may use besides the records."""
+    """Everything that an analysis may use besides the records."""
 
     seed: int = 0
-    """Of every random draw, so that the same run gives the same result."""
+    """Seed of every random draw, so that the same run gives the same result."""
     load_policy: Callable[[], Policy] | None = None
-    """Loads the policy that the run ended with, or the lone checkpoint."""
+    """Loads the final policy of the run, or the lone checkpoint."""
     load_task: Callable[[], Task] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What ``--option impact.samples=8`` gave, by these names."""
+    """Options by name, such as ``impact.samples`` from ``--option impact.samples=8``."""
     say: Callable[[str], None] = lambda _: None
-    """Tells the user what takes long."""
-    asked: set[str] = field(default_factory=set)
-    """The options that an analysis has looked for."""
-    _made: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Reports progress to the user."""
+    used_options: set[str] = field(default_factory=set)
+    """The options that analyses have read."""
+    _cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def policy(self) -> Policy:
-        """The policy; `NotRecorded` where there is none."""
+        """The policy; raises `NotRecorded` if there is none."""
         if self.load_policy is None:
             raise NotRecorded("there is no policy to sample from")
         return self.load_policy()
 
     @cached_property
     def task(self) -> Task:
-        """The run's task; `NotRecorded` where there is none."""
+        """The run's task; raises `NotRecorded` if there is none."""
         if self.load_task is None:
-            raise NotRecorded("there is no task to judge answers by")
+            raise NotRecorded("there is no task to verify completions with")
         return self.load_task()
 
-    def once(self, key: str, make: Callable[[], Any]) -> Any:
-        """What `make` gives, computed the first time that the key is asked for."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+    def cached(self, key: str, make: Callable[[], Any]) -> Any:
+        """Return the result of `make`, which is computed once per key."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
 
     def option(self, analysis: str, name: str, default: Any) -> Any:
-        """An option of an analysis, as the type of its default."""
+        """Return an option of an analysis, converted to the type of its default; raise ValueError if that fails."""
         key = f"{analysis}.{name}"
-        self.asked.add(key)
+        self.used_options.add(key)
         if key not in self.options:
             return default
         value = self.options[key]
@@ -82,23 +82,23 @@ class Context:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture to be drawn: ``draw(figure, palette)`` fills a matplotlib figure with a palette's colours."""
+    """A figure to draw: ``draw(figure, palette)`` fills a matplotlib figure with the colours of a palette."""
 
     name: str
-    """Of its file, such as ``stages``."""
+    """Name of its file, such as ``stages``."""
     title: str
     caption: str
-    """What there is to see, with the numbers that the picture shows."""
+    """Description of the figure, with the numbers that it shows."""
     draw: Callable[[Any, Any], None]
     size: tuple[float, float] = (4.8, 3.1)
-    """Inches."""
+    """Width and height in inches."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "caption", typeset(self.caption))
 
 
 def typeset(text: str) -> str:
-    """A text whose negative numbers have a minus sign instead of a hyphen; what is quoted stays as it is."""
+    """Return text with minus signs instead of hyphens in negative numbers, except in quotations."""
     return re.sub(r"(?<![\w.'\"“-])-(?=\.?\d)", "−", text)
 
 
@@ -114,31 +114,31 @@ class Analysis:
     title: str
     function: Callable[[LensTable, Context], Any]
     summary: Callable[[Any], str]
-    """The result in a sentence or two."""
+    """Describes the result in a sentence or two."""
     tables: Callable[[Any], Mapping[str, Table]]
-    """The numbers, by the name of their file."""
+    """Returns tables of the numbers, by file name."""
     drawings: Callable[[Any], Sequence[Drawing]] = _no_drawings
     lone: bool = False
-    """Whether it needs no training history, so that it can be made of a lone checkpoint."""
-    asked: bool = False
-    """Whether it runs only where it is named, because it takes long."""
+    """True if it needs no training history, so that it also works for a lone checkpoint."""
+    on_request: bool = False
+    """True if it runs only when named, because it takes long."""
 
     def run(self, table: LensTable, context: Context) -> Any:
-        """The result, or why there is none."""
+        """Return the result, or `Unavailable` if records are missing."""
         try:
             return self.function(table, context)
         except NotRecorded as error:
             return Unavailable(str(error))
 
 
-def find(name: str, known: Sequence[Analysis]) -> Analysis:
-    """Return the analysis of a name among the known ones, or that of an import path, ``my_package.my_module:MINE``."""
-    registry = {analysis.name: analysis for analysis in known}
-    return PluginKind("analysis", registry, "my_package.my_module:LENGTHS", _refusal).find(name).value
+def find(name: str, analyses: Sequence[Analysis]) -> Analysis:
+    """Return the analysis with this name, or with this import path, such as ``my_package.my_module:LENGTHS``."""
+    registry = {analysis.name: analysis for analysis in analyses}
+    return PluginKind("analysis", registry, "my_package.my_module:LENGTHS", _refusal_reason).find(name).value
 
 
-def _refusal(value: Any) -> str | None:
-    """Return why an object is no analysis; None where it is one."""
+def _refusal_reason(value: Any) -> str | None:
+    """Return why an object is not an analysis; None if it is one."""
     if is_object(value, Analysis):
         return None
     return f"is {safe_repr(value)}; name an explorl.analysis.lens.Analysis(name, …)"

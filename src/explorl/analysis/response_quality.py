@@ -1,4 +1,4 @@
-"""How the quality of responses changes during training (Deng et al. 2025, §3.2.2 and Figure 3d)."""
+"""Quality of responses over the steps of a training run (Deng et al. 2025, §3.2.2 and Figure 3d)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from explorl.metrics.quality import Quality, response_quality
 from explorl.stats import Cell, Table
 
 FORMAT = "reward/format"
-"""The trainer's word on whether an answer has the task's form: 1 where it has."""
+"""The trainer's reward for the format of a completion: 1 if it is right."""
 WRITTEN = "written"
-"""Answers without the outputs of a tool, and without the fences around them, in runs that have one."""
+"""Completions without tool outputs and the fences around them, in runs with tools."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class StepQuality(Quality):
 
 
 def quality_by_step(store: RunStore, *, mark: str | None = None) -> list[StepQuality]:
-    r"""Counts of what is wrong with a run's rollouts, step by step.
+    r"""Count defects in a run's rollouts, step by step.
 
-    Malformed is what the run's own reward for the form says, so that the count is the trainer's. ``mark``, such as
-    ``\boxed{``, counts marks instead, and so does ``<answer>`` in a run that has no such reward.
+    A rollout is malformed if the run's own format reward says so, so that the count agrees with the trainer's. With
+    ``mark``, such as ``\boxed{``, occurrences of the mark decide, as does ``<answer>`` in a run without that reward.
     """
     files = step_files(store.rollouts, ".parquet")
     if not files:
@@ -35,13 +35,13 @@ def quality_by_step(store: RunStore, *, mark: str | None = None) -> list[StepQua
     for step, path in files.items():
         rows = read_parquet(path, ["completion", WRITTEN, FORMAT])
         form = rows.get(FORMAT) if mark is None else None
-        found = response_quality(rows.get(WRITTEN, rows["completion"]), form, mark=mark or "<answer>")
-        steps.append(StepQuality(**asdict(found), step=step))
+        quality = response_quality(rows.get(WRITTEN, rows["completion"]), form, mark=mark or "<answer>")
+        steps.append(StepQuality(**asdict(quality), step=step))
     return steps
 
 
 def quality_table(steps: list[StepQuality]) -> Table:
-    """One row per step."""
+    """Return a table with one row per step."""
     rows: list[list[Cell]] = [
         [s.step, s.responses, s.format_violations, s.repetitive, s.language_mixing, s.redundancy] for s in steps
     ]

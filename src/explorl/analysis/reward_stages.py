@@ -1,4 +1,4 @@
-"""The stages of a training: where the rise ends and the plateau begins, and how reward follows entropy.
+"""Stages of a training run: where the rise ends and the plateau begins, and how reward depends on entropy.
 
 Deng et al. 2025, §3.2.2 and Figure 3a (stages); Cui et al. 2025 (R = −a·exp(H) + b).
 """
@@ -17,37 +17,39 @@ from explorl.stats.regression import LEVEL, Effect, autoregression, binned, regr
 
 Floats = NDArray[np.float64]
 
-LEAST_STEPS = 16
-"""Steps below which no stage is told: each of the two pieces needs a handful, and the noise as well."""
+MIN_STEPS = 16
+"""Fewest steps for an analysis: each of the two pieces needs several, and so does the estimate of the noise."""
 EDGE = 0.06
-"""Share of the steps at either end where no breakpoint is looked for."""
+"""Share of the steps at either end that cannot have the breakpoint."""
 CANDIDATES = 150
+"""Most candidate breakpoints."""
 DRAWS = 999
 """Simulated curves behind the p value and the interval."""
 REWARD = ("rewards/correctness/mean", "rewards/correctness_reward/mean", "reward")
-"""Keys of metrics.jsonl that say how well training goes, the best first."""
+"""Keys of metrics.jsonl that measure training success, in order of preference."""
 ACCURACY = "training accuracy"
 NAMES = dict.fromkeys(REWARD[:2], ACCURACY) | {"reward": "reward"}
 
 
 @dataclass(frozen=True)
 class Stages:
-    """A two-piece continuous line through a curve, or the single line that does as well."""
+    """A continuous two-piece line through a curve, or a single line that fits as well."""
 
     measure: str
     steps: Floats
     values: Floats
     fitted: Floats
-    """The two pieces where there is a breakpoint, else the line."""
+    """Fitted values of the two pieces if there is a breakpoint, else of the line."""
     p: float
-    """Of a single line: the share of simulated lines that two pieces fit better by as much as these."""
+    """p value of a single line: the share of simulated lines that two pieces improve on by as much."""
     breakpoint: Interval | None
-    """The step where the rise ends; None where a single line does as well, or the slope does not fall there."""
+    """Step at which the rise ends; None if a single line fits as well, or if the slope does not fall."""
     before: Interval
-    """Slope of the first piece, per 100 steps; that of the line where there is no breakpoint."""
+    """Slope of the first piece per 100 steps; that of the line if there is no breakpoint."""
     after: Interval | None
+    """Slope of the second piece per 100 steps."""
     rises: bool
-    """Whether the curve rises in its first piece, or along the line, beyond doubt."""
+    """True if the first piece, or the line, rises significantly."""
 
 
 @dataclass(frozen=True)
@@ -61,65 +63,65 @@ class EntropyLaw:
     a: Effect
     b: Effect
     ceiling: Effect
-    """b − a: the fit, extrapolated to an entropy of 0."""
+    """b − a: the fit extrapolated to an entropy of 0."""
     limit: Interval | None
-    """The ceiling, within [0, 1] for an accuracy; None where the extrapolation leaves that range."""
+    """The ceiling, clipped to [0, 1] for an accuracy; None if the extrapolation is outside that range."""
     r_squared: float
     grid: Floats
-    """Entropies at which the curve and its band are given."""
+    """Entropies at which the curve and its band are evaluated."""
     curve: Floats
     low: Floats
     high: Floats
 
 
 def stages(table: LensTable, context: Context) -> Stages | Unavailable:
-    """Rising and plateau stage of a run's reward."""
+    """Find the rising and the plateau stage of a run's reward."""
     measure, steps, values = reward_curve(table)
-    if (reason := _too_little(measure, steps, values)) is not None:
+    if (reason := _missing_data(measure, steps, values)) is not None:
         return Unavailable(reason)
     steps, values = binned(steps, values)
     return two_pieces(steps, values, measure=measure, seed=context.seed)
 
 
-def found_stages(table: LensTable, context: Context) -> Stages | None:
-    """The stages of a run where they can be told, computed once."""
-    found: Stages | None = context.once("stages", lambda: _result(table, context))
-    return found
+def cached_stages(table: LensTable, context: Context) -> Stages | None:
+    """Return the stages of a run, computed once; None if they are unavailable."""
+    result: Stages | None = context.cached("stages", lambda: _stages_or_none(table, context))
+    return result
 
 
 def rising_end(table: LensTable, context: Context) -> float:
-    """The last step of the rising stage; infinite where no breakpoint is seen."""
-    found = found_stages(table, context)
-    return found.breakpoint.mean if found and found.breakpoint else float("inf")
+    """Return the last step of the rising stage; infinity without a breakpoint."""
+    result = cached_stages(table, context)
+    return result.breakpoint.mean if result and result.breakpoint else float("inf")
 
 
-def _result(table: LensTable, context: Context) -> Stages | None:
+def _stages_or_none(table: LensTable, context: Context) -> Stages | None:
     try:
-        found = stages(table, context)
+        result = stages(table, context)
     except NotRecorded:
         return None
-    return found if isinstance(found, Stages) else None
+    return result if isinstance(result, Stages) else None
 
 
 def reward_curve(table: LensTable) -> tuple[str, Floats, Floats]:
-    """What the curve is called, its steps and its values: the training accuracy where it is known, else the reward."""
+    """Return name, steps and values of the training accuracy if it is known, else of the reward."""
     for key in REWARD:
         try:
             steps, values = table.curve(key)
         except NotRecorded:
             continue
         return ACCURACY if key == "reward" and _is_accuracy(table, values) else NAMES[key], steps, values
-    if "correct" in table.answers and len(np.unique(table.answers.step)) > 1:
-        marks, at = table.answers["correct"], table.answers.step
-        known = np.isfinite(marks)
-        steps = np.unique(at[known])
-        return ACCURACY, steps.astype(float), np.array([marks[known & (at == s)].mean() for s in steps])
-    raise NotRecorded("metrics.jsonl has no line with a reward; it needs the lines that training logs")
+    if "correct" in table.completions and len(np.unique(table.completions.step)) > 1:
+        correct, step = table.completions["correct"], table.completions.step
+        known = np.isfinite(correct)
+        steps = np.unique(step[known])
+        return ACCURACY, steps.astype(float), np.array([correct[known & (step == s)].mean() for s in steps])
+    raise NotRecorded("metrics.jsonl has no line with a reward; the analysis needs the lines that training logs")
 
 
 def _is_accuracy(table: LensTable, rewards: Floats) -> bool:
     """Return whether a lone reward function gave each stored completion 0 or 1, so that its mean is an accuracy."""
-    parts = [column for name, column in table.answers.columns.items() if name.startswith("reward/")]
+    parts = [column for name, column in table.completions.columns.items() if name.startswith("reward/")]
     if len(parts) != 1 or rewards.min() < 0 or rewards.max() > 1:
         return False
     known = parts[0][np.isfinite(parts[0])]
@@ -127,40 +129,40 @@ def _is_accuracy(table: LensTable, rewards: Floats) -> bool:
 
 
 def two_pieces(steps: Floats, values: Floats, *, measure: str = "reward", seed: int = 0, draws: int = DRAWS) -> Stages:
-    """Fits y = c + s·t + δ·max(t − τ, 0) + noise for the best τ, and asks whether δ = 0 would do.
+    """Fit y = c + s·t + δ·max(t − τ, 0) + noise with the best τ, and test whether δ = 0.
 
-    For each candidate τ, the hinge is made orthogonal to the line, so that the squares it takes away are one product.
-    The best of all candidates is compared with the best in curves simulated from the single line with the noise of the
-    two-piece fit (autoregressive, see `explorl.stats.regression`): p is the share that does as well. The interval of τ
-    and of the slopes is that of refits of curves simulated from the two pieces (2.5 to 97.5 %).
+    For each candidate τ the hinge is made orthogonal to the line, so that the reduction of squares is one product. The
+    best candidate is compared with the best in curves simulated from the single line with the noise of the two-piece
+    fit (autoregressive, see `explorl.stats.regression`): p is the share that fits as well. The intervals of τ and of
+    the slopes come from refits of curves simulated from the two pieces (2.5 to 97.5 %).
     """
     rng = np.random.default_rng(seed)
     line = np.stack([np.ones_like(steps), steps], axis=1)
     hinges = _Hinges(steps)
-    place, _, _ = hinges.best(values[:, None])
-    pieces = np.column_stack([line, hinges.raw[place[0]]])
+    best, _, _ = hinges.best(values[:, None])
+    pieces = np.column_stack([line, hinges.raw[best[0]]])
     fit = regression(pieces, values, seed)
-    after = (steps > hinges.at[place[0]]).astype(float)  # how the fit changes with τ, which was chosen by the data too
+    after = (steps > hinges.candidates[best[0]]).astype(float)  # derivative of the fit by τ, which is estimated too
     noise = autoregression(values - fit.fitted, np.column_stack([pieces, after]), seed)
 
     straight = regression(line, values, seed)
-    null = straight.fitted[:, None] + noise.simulated(len(steps), draws, rng)
+    null = straight.fitted[:, None] + noise.simulate(len(steps), draws, rng)
     gain = hinges.gain(values[:, None])[0]
     p = float((1 + (hinges.gain(null) >= gain).sum()) / (1 + draws))
     alone = _scaled(straight.effect([0, 1]))
     if p >= LEVEL:
-        rises = straight.effect([0, 1]).found > 0
+        rises = straight.effect([0, 1]).sign > 0
         return Stages(measure, steps, values, straight.fitted, p, None, alone, None, rises)
 
-    drawn = fit.fitted[:, None] + noise.simulated(len(steps), draws, rng)
-    places, first, second = hinges.best(drawn)
-    own = (float(fit.coefficients[1]), float(fit.coefficients[1] + fit.coefficients[2]))
-    slopes = [_percentiles(own[0], first), _percentiles(own[1], second)]
-    falls = own[0] > own[1]
-    rises = float((first <= 0).mean()) < LEVEL / 2 and own[0] > 0
-    if not (falls and rises):  # the curve bends, but this is no rise that ends
+    simulated = fit.fitted[:, None] + noise.simulate(len(steps), draws, rng)
+    indices, first, second = hinges.best(simulated)
+    estimates = (float(fit.coefficients[1]), float(fit.coefficients[1] + fit.coefficients[2]))
+    slopes = [_percentiles(estimates[0], first), _percentiles(estimates[1], second)]
+    falls = estimates[0] > estimates[1]
+    rises = float((first <= 0).mean()) < LEVEL / 2 and estimates[0] > 0
+    if not (falls and rises):  # the curve bends, but not from a rise to a flatter stage
         return Stages(measure, steps, values, fit.fitted, p, None, slopes[0], slopes[1], rises)
-    tau = _percentiles(float(hinges.at[place[0]]), hinges.at[places], 1.0)
+    tau = _percentiles(float(hinges.candidates[best[0]]), hinges.candidates[indices], 1.0)
     return Stages(measure, steps, values, fit.fitted, p, tau, slopes[0], slopes[1], rises)
 
 
@@ -170,32 +172,32 @@ class _Hinges:
     def __init__(self, steps: Floats) -> None:
         first, last = np.quantile(steps, [EDGE, 1 - EDGE])
         inner = np.unique(np.linspace(max(first, steps[2]), min(last, steps[-3]), CANDIDATES))
-        self.at = inner
+        self.candidates = inner
         self.raw = np.maximum(steps[None, :] - inner[:, None], 0.0)
         self._line = np.linalg.qr(np.stack([np.ones_like(steps), steps], axis=1))[0]
         self._steps = steps
-        apart = self.raw - (self.raw @ self._line) @ self._line.T
-        self._norms = np.linalg.norm(apart, axis=1)
-        self._units = apart / self._norms[:, None]
+        orthogonal = self.raw - (self.raw @ self._line) @ self._line.T
+        self._norms = np.linalg.norm(orthogonal, axis=1)
+        self._units = orthogonal / self._norms[:, None]
 
     def gain(self, curves: Floats) -> Floats:
-        """How much the best hinge takes away of each curve's squares, relative to what it leaves (sup F)."""
-        rest = curves - self._line @ (self._line.T @ curves)
-        squares = (rest**2).sum(axis=0)
-        taken = ((self._units @ rest) ** 2).max(axis=0)
-        return np.asarray(taken / np.maximum(squares - taken, 1e-300))
+        """Return the squares that the best hinge explains of each curve, relative to those it leaves (sup F)."""
+        residuals = curves - self._line @ (self._line.T @ curves)
+        squares = (residuals**2).sum(axis=0)
+        explained = ((self._units @ residuals) ** 2).max(axis=0)
+        return np.asarray(explained / np.maximum(squares - explained, 1e-300))
 
     def best(self, curves: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
-        """The best candidate's place, and the slopes before and after it, of each curve."""
-        rest = curves - self._line @ (self._line.T @ curves)
-        products = self._units @ rest
-        place = np.abs(products).argmax(axis=0)
+        """Return the index of each curve's best candidate, and the slopes before and after it."""
+        residuals = curves - self._line @ (self._line.T @ curves)
+        products = self._units @ residuals
+        index = np.abs(products).argmax(axis=0)
         columns = np.arange(curves.shape[1])
-        bend = products[place, columns] / self._norms[place]
-        without = curves - self.raw[place].T * bend
+        bend = products[index, columns] / self._norms[index]
+        unbent = curves - self.raw[index].T * bend
         centred = self._steps - self._steps.mean()
-        before = centred @ without / (centred @ centred)
-        return place, np.asarray(before), np.asarray(before + bend)
+        before = centred @ unbent / (centred @ centred)
+        return index, np.asarray(before), np.asarray(before + bend)
 
 
 def _percentiles(mean: float, draws: Floats, scale: float = 100.0) -> Interval:
@@ -207,30 +209,31 @@ def _scaled(effect: Effect) -> Interval:
     return Interval(100 * effect.mean, 100 * effect.low, 100 * effect.high)
 
 
-def _too_little(measure: str, steps: Floats, values: Floats) -> str | None:
-    if len(steps) < LEAST_STEPS:
+def _missing_data(measure: str, steps: Floats, values: Floats) -> str | None:
+    """Return why the curve cannot be analysed; None if it can."""
+    if len(steps) < MIN_STEPS:
         plural = "" if len(steps) == 1 else "s"
-        return f"the run has {len(steps)} step{plural} with a {measure}; stages need {LEAST_STEPS} or more"
+        return f"the run has {len(steps)} step{plural} with a {measure}; stages need {MIN_STEPS} or more"
     if np.ptp(values) < 1e-9:
-        return f"the {measure} is {values[0]:g} at every step: there is no rise to find"
+        return f"the {measure} is {values[0]:g} at every step, so there is no rise"
     return None
 
 
 def entropy_law(table: LensTable, context: Context) -> EntropyLaw | Unavailable:
-    """Reward against the policy's entropy, over the whole run."""
+    """Fit reward as a function of the policy's entropy, over the whole run."""
     measure, steps, values = reward_curve(table)
-    at, entropy = entropy_curve(table)
-    both = np.intersect1d(steps, at)
-    values, entropy = values[np.isin(steps, both)], entropy[np.isin(at, both)]
-    if (reason := _too_little(measure, both, values)) is not None:
+    entropy_steps, entropy = entropy_curve(table)
+    both = np.intersect1d(steps, entropy_steps)
+    values, entropy = values[np.isin(steps, both)], entropy[np.isin(entropy_steps, both)]
+    if (reason := _missing_data(measure, both, values)) is not None:
         return Unavailable(reason)
     if np.ptp(entropy) < 1e-6:
-        return Unavailable(f"the entropy is {entropy[0]:g} nats at every step: the law has nothing to go by")
+        return Unavailable(f"the entropy is {entropy[0]:g} nats at every step, so the law cannot be fitted")
     return fit_law(both, entropy, values, measure=measure, seed=context.seed)
 
 
 def entropy_curve(table: LensTable) -> tuple[Floats, Floats]:
-    """Mean entropy of the sampled tokens by step: as logged, else that of the recorded tokens."""
+    """Return the mean entropy of sampled tokens by step: as logged, or else of the recorded tokens."""
     try:
         return table.curve("entropy")
     except NotRecorded:
@@ -241,7 +244,7 @@ def entropy_curve(table: LensTable) -> tuple[Floats, Floats]:
 
 
 def fit_law(steps: Floats, entropy: Floats, values: Floats, *, measure: str = "reward", seed: int = 0) -> EntropyLaw:
-    """Least squares of R on −exp(H) and 1, with errors that allow for autocorrelation."""
+    """Fit R to −exp(H) and 1 by least squares, with errors that allow for autocorrelation."""
     steps, entropy, values = binned(steps, entropy, values)
     fit = regression(np.stack([-np.exp(entropy), np.ones_like(entropy)], axis=1), values, seed)
     grid = np.linspace(0.0, float(entropy.max()), 60)
@@ -254,17 +257,17 @@ def fit_law(steps: Floats, entropy: Floats, values: Floats, *, measure: str = "r
         curve, low, high = (np.clip(values_on_grid, 0.0, 1.0) for values_on_grid in (curve, low, high))
         clipped = Interval(ceiling.mean, max(ceiling.low, 0.0), min(ceiling.high, 1.0))
         limit = clipped if 0 <= ceiling.mean <= 1 else None
-    left = float(((values - fit.fitted) ** 2).sum())
-    r_squared = 1 - left / float(((values - values.mean()) ** 2).sum())
+    residual = float(((values - fit.fitted) ** 2).sum())
+    r_squared = 1 - residual / float(((values - values.mean()) ** 2).sum())
     return EntropyLaw(
         measure, steps, entropy, values, fit.effect([1, 0]), fit.effect([0, 1]), ceiling, limit, r_squared,
         grid, curve, low, high,
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------------------- in words and numbers
+# ---------------------------------------------------------------------------- summaries and tables
 def stages_summary(result: Stages) -> str:
-    """Where the rise ends, or that none is seen."""
+    """Describe where the rise ends, or that there is no breakpoint."""
     if result.breakpoint is None and result.after is not None:
         return (
             f"The {result.measure} bends (p = {result.p:.3f}), but not from a rise to a flatter stage: "
@@ -272,7 +275,7 @@ def stages_summary(result: Stages) -> str:
         )
     if result.breakpoint is None:
         return (
-            f"No breakpoint: a single line does as well (p = {result.p:.2f}); the {result.measure} changes by "
+            f"No breakpoint: a single line fits as well (p = {result.p:.2f}); the {result.measure} changes by "
             f"{result.before:+.3f} per 100 steps."
         )
     return (
@@ -286,7 +289,7 @@ def _p(value: float) -> str:
 
 
 def stages_tables(result: Stages) -> dict[str, Table]:
-    """The fit, and the curve with it."""
+    """Return tables of the fit and of the curve."""
     rows: list[list[Cell]] = [
         ["breakpoint (step)", result.breakpoint],
         ["p of a single line", result.p],
@@ -304,7 +307,7 @@ def stages_tables(result: Stages) -> dict[str, Table]:
 
 
 def law_summary(result: EntropyLaw) -> str:
-    """a, b and the ceiling."""
+    """Describe a, b and the ceiling."""
     if result.limit is not None:
         ceiling = f"the {result.measure} would be {result.limit:.3f}"
     elif result.ceiling.mean > 1:
@@ -315,11 +318,11 @@ def law_summary(result: EntropyLaw) -> str:
         f"R = −a·exp(H) + b with a = {result.a.interval:.3f} and b = {result.b.interval:.3f}; at an entropy of 0 "
         f"{ceiling} (R² = {result.r_squared:.2f})."
     )
-    return text if result.a.found else text + " That a is not 0 cannot be told from this run."
+    return text if result.a.sign else text + " In this run a does not differ significantly from 0."
 
 
 def law_tables(result: EntropyLaw) -> dict[str, Table]:
-    """The coefficients, and the points."""
+    """Return tables of the coefficients and of the points."""
     rows: list[list[Cell]] = [
         [name, effect.interval, effect.p]
         for name, effect in (("a", result.a), ("b", result.b), ("b − a, the fit at H = 0", result.ceiling))

@@ -1,4 +1,4 @@
-"""What the policies of a study wrote: where their errors lie, and rollouts to look at."""
+"""Completions of a study's policies: a breakdown of their errors, and rollouts for the browser of the report."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from explorl.tasks.expression import ExpressionError, Tree, parse
 from explorl.tasks.tags import last_answer
 
 STEPS, PROMPTS, TOKENS = 8, 4, 160_000
-"""Rollouts to look at: steps of a run, prompts of a step, and tokens in all."""
+"""Rollouts in the report: steps per run, prompts per step, and tokens in total."""
 TOKEN_COLUMNS = {"entropy": "entropy", "logp": "logp", "advantage": "token_advantage", "weight": "token_weight"}
 SHAPES = ("calls", "row", "parent", "forked_at")
-"""Of an answer: its calls of a tool, its row in the file, and from which row it has how many of its first tokens."""
+"""Columns of a completion: tool calls, row in the file, and the row and length of the prefix that it shares."""
 SIGNS = {"+": "+", "-": "−", "*": "×", "/": "÷"}
 KINDS = (
     (r"it gives .*, not ", "it gives another number"),
@@ -27,16 +27,15 @@ KINDS = (
     (r"no <answer>", "no answer"),
     (r"it states another result", "it states another result"),
 )
-"""What the errors of a task are told as, their numbers left out."""
-MOST_KINDS = 8
+"""Patterns of a task's error messages, and the kinds of error that they are counted as."""
+MAX_KINDS = 8
 
 
 # ---------------------------------------------------------------------------- errors
 def error_breakdown(evaluations: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """Right and wrong answers by the problem's number of operands and by the answer's operation; wrong ones by kind.
+    """Count right and wrong completions by number of operands and by operation, and wrong ones by kind of error.
 
-    The first two are Mecklenburg's Figure 6, and there for Countdown only. An answer whose text was not kept has no
-    operation.
+    The first two are Mecklenburg's Figure 6, for Countdown only. A completion without stored text has no operation.
     """
     operands: dict[str, Counter[str]] = {}
     operations: dict[str, Counter[str]] = {}
@@ -52,7 +51,7 @@ def error_breakdown(evaluations: Sequence[Path]) -> dict[str, dict[str, Any]]:
             if not correct:
                 kinds[kind(error)] += 1
     order = [*SIGNS.values(), "mixed", "none"]
-    common = dict(kinds.most_common(MOST_KINDS))
+    common = dict(kinds.most_common(MAX_KINDS))
     rest = sum(kinds.values()) - sum(common.values())
     return {
         "by operands": {key: _counts(operands[key]) for key in sorted(operands, key=int)},
@@ -62,12 +61,12 @@ def error_breakdown(evaluations: Sequence[Path]) -> dict[str, dict[str, Any]]:
 
 
 def operand_count(problem: str) -> str:
-    """How many numbers a Countdown problem gives, from its id: ``countdown:3-5-7=24`` has 3."""
+    """Return the number of operands of a Countdown problem from its id: ``countdown:3-5-7=24`` has 3."""
     return str(problem.removeprefix("countdown:").partition("=")[0].count("-") + 1)
 
 
 def operation(completion: str, problem: str) -> str:
-    """The operation of the last answer: one of + − × ÷, mixed, or none where there is no answer to read."""
+    """Return the operation of the last answer: one of + − × ÷, mixed, or none without a valid answer."""
     answer = last_answer(completion)
     try:
         tree = parse(sides(answer or "", problem.rpartition("=")[2])[0])
@@ -78,12 +77,13 @@ def operation(completion: str, problem: str) -> str:
 
 
 def kind(error: str | None) -> str:
-    """An error without its numbers."""
+    """Return the kind of an error message."""
     text = error or "wrong"
     return next((name for pattern, name in KINDS if re.match(pattern, text)), " ".join(text.split())[:60])
 
 
 def _operators(tree: Tree) -> set[str]:
+    """Return the operators in an expression tree."""
     return set() if isinstance(tree, int) else {tree[0]} | _operators(tree[1]) | _operators(tree[2])
 
 
@@ -95,46 +95,49 @@ def _counts(outcomes: Counter[str]) -> dict[str, int]:
 def sampled_rollouts(
     runs: Mapping[str, Path], *, seed: int, limit: int, iterations: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Answers to a few prompts at a few steps, evenly spread, of a run of each arm; the same prompts where it can be.
+    """Return completions of a few prompts at a few evenly spaced steps of each run; the same prompts if possible.
 
-    Prompts whose tokens were recorded come first. `limit` is the longest completion in tokens: what reaches it was cut
-    off. Each prompt has its share of `TOKENS`; where not all its answers fit in, right and wrong ones take turns.
+    Prompts with recorded tokens come first. A completion of `limit` tokens was cut off. Each prompt has its share of
+    `TOKENS`; if not all its completions fit, right and wrong ones take turns.
     """
-    chosen: list[dict[str, Any]] = []
-    wanted: dict[int, list[str]] = {}
+    rollouts: list[dict[str, Any]] = []
+    prompts_at: dict[int, list[str]] = {}
     share = TOKENS // max(1, len(runs) * STEPS * PROMPTS)
     for arm, folder in runs.items():
         files = step_files(folder / "rollouts", ".parquet")
-        for place, step in enumerate(evenly(sorted(files), STEPS)):
+        for index, step in enumerate(evenly_spaced(sorted(files), STEPS)):
             rows = _rows(files[step])
             recorded = list(dict.fromkeys(row["prompt"] for row in rows if row.get("tokens")))
             prompts = recorded or list(dict.fromkeys(row["prompt"] for row in rows))
-            same = [prompt for prompt in wanted.get(place, []) if prompt in prompts]
-            picked = [*same, *(prompt for prompt in evenly(prompts, PROMPTS) if prompt not in same)][:PROMPTS]
-            wanted.setdefault(place, picked)
-            for prompt in picked:
-                answers = _fitting([_answer(row, limit) for row in rows if row["prompt"] == prompt], share)
-                count = math.ceil(step / iterations[arm])
-                chosen.append({"arm": arm, "seed": seed, "step": count, "prompt": prompt, "answers": answers})
-    return chosen
+            shared = [prompt for prompt in prompts_at.get(index, []) if prompt in prompts]
+            others = [prompt for prompt in evenly_spaced(prompts, PROMPTS) if prompt not in shared]
+            selected = [*shared, *others][:PROMPTS]
+            prompts_at.setdefault(index, selected)
+            training_step = math.ceil(step / iterations[arm])
+            for prompt in selected:
+                completions = _fit([_completion(row, limit) for row in rows if row["prompt"] == prompt], share)
+                rollouts.append(
+                    {"arm": arm, "seed": seed, "step": training_step, "prompt": prompt, "answers": completions}
+                )
+    return rollouts
 
 
-def evenly(items: Sequence[Any], count: int) -> list[Any]:
-    """Up to `count` items, the first and the last among them, the others evenly between."""
+def evenly_spaced(items: Sequence[Any], count: int) -> list[Any]:
+    """Return up to `count` evenly spaced items, including the first and the last."""
     if len(items) <= count:
         return list(items)
-    return [items[round(place * (len(items) - 1) / (count - 1))] for place in range(count)]
+    return [items[round(index * (len(items) - 1) / (count - 1))] for index in range(count)]
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     columns = read_parquet(path)
     return [
-        {**dict(zip(columns, row, strict=True)), "row": place}
-        for place, row in enumerate(zip(*columns.values(), strict=True))
+        {**dict(zip(columns, row, strict=True)), "row": index}
+        for index, row in enumerate(zip(*columns.values(), strict=True))
     ]
 
 
-def _answer(row: Mapping[str, Any], limit: int) -> dict[str, Any]:
+def _completion(row: Mapping[str, Any], limit: int) -> dict[str, Any]:
     from explorl.tasks import Task
 
     recorded = bool(row.get("tokens"))
@@ -145,7 +148,7 @@ def _answer(row: Mapping[str, Any], limit: int) -> dict[str, Any]:
         "tokens": tokens,
         "recorded": recorded,
         **{name: _rounded(row.get(column), len(tokens)) for name, column in TOKEN_COLUMNS.items()},
-        **(_looked_at(row, len(tokens)) if recorded else {}),
+        **(_inspected(row, len(tokens)) if recorded else {}),
         "correct": _is_correct(row, parts),
         "reward": round(reward, 4),
         "finish": None if not recorded else "length" if len(tokens) >= limit else "stop",
@@ -153,24 +156,24 @@ def _answer(row: Mapping[str, Any], limit: int) -> dict[str, Any]:
     }
 
 
-def _looked_at(row: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """What there is of answers that training looked at closely: update size, change of probability, alternative."""
-    found: dict[str, Any] = {
+def _inspected(row: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return what training recorded of an inspected completion: update size, change of probability, alternative."""
+    columns: dict[str, Any] = {
         name: _rounded(row[name], count) for name in ("update_size", "other_logp") if row.get(name) is not None
     }
     if row.get("other") is not None:
-        found["other"] = row["other"]
+        columns["other"] = row["other"]
     before, after = row.get("logp"), row.get("logp_after")
     if before is not None and after is not None and len(before) == len(after):
         pairs = zip(before, after, strict=True)
-        found["delta_p"] = _rounded(
+        columns["delta_p"] = _rounded(
             [None if None in pair else math.exp(pair[1]) - math.exp(pair[0]) for pair in pairs], count
         )
-    return found
+    return columns
 
 
 def _is_correct(row: Mapping[str, Any], parts: Mapping[str, float | None]) -> bool | None:
-    """By the run's own word, else by the part called correctness, else by the only part; None where none says so."""
+    """Return correctness as recorded, or from the reward part `correctness`, or from the only part; None if unknown."""
     if row.get("correct") is not None:
         return bool(row["correct"])
     part = parts.get("correctness") if "correctness" in parts or len(parts) != 1 else next(iter(parts.values()))
@@ -178,24 +181,25 @@ def _is_correct(row: Mapping[str, Any], parts: Mapping[str, float | None]) -> bo
 
 
 def _rounded(values: Sequence[float | None] | None, count: int) -> list[float | None]:
-    """Four significant digits are enough to look at."""
+    """Round to four significant digits, which are enough to read."""
     if values is None:
         return [None] * count
     return [float(f"{v:.4g}") if v is not None and math.isfinite(v) else None for v in values]
 
 
-def _fitting(answers: list[dict[str, Any]], share: int) -> list[dict[str, Any]]:
-    """Answers within a share of the tokens, at least one; right and wrong ones by turns, in their old order."""
+def _fit(completions: list[dict[str, Any]], share: int) -> list[dict[str, Any]]:
+    """Return completions within a share of the tokens, at least one, right and wrong ones in turn, in order."""
     right, wrong = (
-        [place for place, one in enumerate(answers) if bool(one["correct"]) is flag] for flag in (True, False)
+        [index for index, completion in enumerate(completions) if bool(completion["correct"]) is flag]
+        for flag in (True, False)
     )
     longest = max(len(right), len(wrong))
-    turns = [places[i] for i in range(longest) for places in (right, wrong) if i < len(places)]
-    kept: list[int] = []
+    turns = [indices[i] for i in range(longest) for indices in (right, wrong) if i < len(indices)]
+    selected: list[int] = []
     used = 0
-    for place in turns:
-        used += len(answers[place]["tokens"])
-        if kept and used > share:
+    for index in turns:
+        used += len(completions[index]["tokens"])
+        if selected and used > share:
             break
-        kept.append(place)
-    return [answers[place] for place in sorted(kept)]
+        selected.append(index)
+    return [completions[index] for index in sorted(selected)]

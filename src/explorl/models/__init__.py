@@ -1,4 +1,4 @@
-"""Where a policy comes from: `tiny`, `tiny-tools`, `smollm2-135m`, a local folder or a hub id."""
+"""Load a policy: `tiny`, `tiny-tools`, `smollm2-135m`, a local folder or a hub id."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 NAMED = ("tiny", "tiny-tools", "smollm2-135m")
-"""Models that have names here."""
+"""Models that Explorl knows by name."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
 class ModelError(ExplorlError):
-    """A model that cannot be found or loaded; the message names it and what to do."""
+    """A model that cannot be found or loaded; the message names it and says what to do."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Policy:
 
 
 def resolve_model(name: str) -> str:
-    """The folder or hub id that a model's name stands for."""
+    """Return the folder or hub id of a model's name; raise `ModelError` if there is no such model."""
     if name == "tiny":
         return str(tiny_checkpoint())
     if name == "tiny-tools":
@@ -58,9 +58,9 @@ def resolve_model(name: str) -> str:
     if name == "smollm2-135m":
         folder = smollm2_folder()
         if not (folder / "config.json").is_file():
-            raise ModelError("smollm2-135m is not here yet; get it with `explorl models fetch smollm2-135m`")
+            raise ModelError("smollm2-135m is not downloaded yet; get it with `explorl models fetch smollm2-135m`")
         return str(folder)
-    name = os.path.expanduser(name)  # in a file, and after LABEL=, no shell has done it
+    name = os.path.expanduser(name)  # the shell does not expand ~ in files or after LABEL=
     folder = Path(name)
     if folder.is_dir():
         if (folder / "adapter_config.json").is_file():
@@ -68,12 +68,14 @@ def resolve_model(name: str) -> str:
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} is not a model folder: it has no config.json")
         if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
-            raise ModelError(f"{folder} has a config.json but no weights: expected a file like model.safetensors")
+            raise ModelError(f"{folder} has a config.json but no weights; expected a file such as model.safetensors")
         return name
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"no model folder at {name}")
     if "/" not in name:
-        raise ModelError(f"unknown model {name!r}: use {', '.join(NAMED)}, a folder, or a hub id like Qwen/Qwen2-0.5B")
+        raise ModelError(
+            f"unknown model {name!r}; use {', '.join(NAMED)}, a folder, or a hub id such as Qwen/Qwen2-0.5B"
+        )
     return name
 
 
@@ -84,37 +86,37 @@ def load_policy(
     device: str | None = None,
     trust_remote_code: bool = False,
 ) -> Policy:
-    """Load a model and its tokenizer; a folder with a LoRA adapter is loaded on top of its base model.
+    """Load a model and its tokenizer; a LoRA adapter is loaded on top of its base model.
 
-    ``trust_remote_code`` runs Python code that the model's folder or repository brings along, as transformers does.
+    ``trust_remote_code`` runs Python code from the model's folder or repository, as transformers does.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     path = resolve_model(name)
-    transformers_logging.disable_progress_bar()  # loading is shown by whoever takes long over it
+    transformers_logging.disable_progress_bar()  # callers show their own progress
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     adapter = (Path(path) / "adapter_config.json").is_file()
     try:
         if adapter:
             from peft import AutoPeftModelForCausalLM
 
-            kind = AutoPeftModelForCausalLM
+            model_class = AutoPeftModelForCausalLM
         else:
-            kind = AutoModelForCausalLM
-        # said even where it is False: transformers would ask on the terminal
-        model = kind.from_pretrained(path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
+            model_class = AutoModelForCausalLM
+        # passed even if False: transformers would ask on the terminal
+        model = model_class.from_pretrained(path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except MemoryError:
         raise
-    except Exception as error:  # a damaged file fails in any way: safetensors, torch, pickle and zip have their own
-        first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        advice = "" if isinstance(error, OSError | ValueError | ImportError) else "; a damaged file?"
+    except Exception as error:  # safetensors, torch, pickle and zip all raise their own errors for a damaged file
+        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        advice = "" if isinstance(error, OSError | ValueError | ImportError) else "; is a file damaged?"
         if "trust_remote_code" in str(error) and not trust_remote_code:
-            first = "it brings Python code of its own, which is not run"
+            reason = "it needs to run its own Python code, which is not allowed"
             advice = "; if you have read the code and trust it, set model.trust_remote_code=true or --trust-remote-code"
-        raise ModelError(f"cannot load the model {name!r}: {first}{advice}") from error
+        raise ModelError(f"cannot load the model {name!r}: {reason}{advice}") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
@@ -122,7 +124,7 @@ def load_policy(
 
 
 def lora_config(rank: int, alpha: int, dropout: float, targets: str | list[str]) -> Any:
-    """peft's configuration of a LoRA adapter for a causal language model."""
+    """Return peft's configuration of a LoRA adapter for a causal language model."""
     from peft import LoraConfig
 
     return LoraConfig(

@@ -1,12 +1,12 @@
-"""The embedded policy: a Llama of 0.9 million parameters that reads and writes characters.
+"""The embedded policies: small Llama models with character tokens.
 
-It solves `countdown-mini` (three numbers from 1 to 20, targets from 1 to 100) about four times in ten, which makes it
-the smallest real subject for RLVR: an ordinary transformers model and tokenizer, trained and sampled by the same code
-as any other, in seconds on a laptop. Its warm-start weights lie beside this file; `explorl sft --preset tiny` makes
-them again from nothing.
+`tiny` has 0.9 million parameters and solves `countdown-mini` (three numbers from 1 to 20, targets from 1 to 100) about
+four times in ten. It is an ordinary transformers model and tokenizer, trained and sampled by the same code as any
+other, in seconds on a laptop. Its warm-start weights are in this package; `explorl sft --preset tiny` trains them from
+scratch.
 
-`tiny-tools` is its smaller sister of 0.2 million parameters, which answers `products` and now and then calls a
-calculator for it; `explorl sft --preset tiny-tools` makes it.
+`tiny-tools` has 0.2 million parameters. It answers `products`, sometimes by calling a calculator; `explorl sft --preset
+tiny-tools` trains it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ CHARACTERS = (*filter(str.isprintable, string.printable), "\n")
 
 
 def tiny_checkpoint() -> Path:
-    """Folder of the warm-start weights that ship with the package."""
+    """Return the folder of the warm-start weights that ship with the package."""
     return Path(str(resources.files("explorl.models") / "tiny_checkpoint"))
 
 
 def tiny_tools_checkpoint() -> Path:
-    """Folder of the weights of `tiny-tools`."""
+    """Return the folder of the weights of `tiny-tools`."""
     return Path(str(resources.files("explorl.models") / "tiny_tools_checkpoint"))
 
 
 def tiny_tokenizer() -> Any:
-    """One token a character; the four tags are one token each and, unlike padding, survive decoding."""
+    """Return a tokenizer with one token per character and per tag; tags, unlike padding, survive decoding."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Split
@@ -55,12 +55,12 @@ def tiny_tokenizer() -> Any:
 
 
 def tiny_tools_model(seed: int = 0) -> Any:
-    """`tiny-tools` with random weights."""
+    """Return `tiny-tools` with random weights."""
     return tiny_model(seed, hidden_size=64, layers=3)
 
 
 def tiny_model(seed: int = 0, *, hidden_size: int = 128, layers: int = 4) -> Any:
-    """The policy with random weights."""
+    """Return `tiny`, or a model of another size, with random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

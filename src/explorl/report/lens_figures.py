@@ -9,7 +9,7 @@ import numpy as np
 
 from explorl.analysis.defects import Defects, defects_summary
 from explorl.analysis.entropy_by_sign import SignSplit, split_summary
-from explorl.analysis.entropy_drop import FastestDrop, WordChange, Words, drop_summary
+from explorl.analysis.entropy_drop import EntropyDrop, WordChange, Words, drop_summary
 from explorl.analysis.lens import Drawing
 from explorl.analysis.probability_shift import SMALL, Bins, Updates
 from explorl.analysis.reward_stages import EntropyLaw, Stages, law_summary, stages_summary
@@ -101,7 +101,7 @@ def signs_drawings(result: SignSplit) -> list[Drawing]:
     return [Drawing("signs", "Entropy of positive and negative answers", split_summary(result) + MEANS, draw)]
 
 
-def fastest_drawings(result: FastestDrop) -> list[Drawing]:
+def fastest_drawings(result: EntropyDrop) -> list[Drawing]:
     """Which answers the fastest-dropping tokens are in, beside all tokens."""
 
     def draw(figure: Any, palette: Palette) -> None:
@@ -241,7 +241,7 @@ def _kinds(result: Updates, where: str) -> Drawing:
     def draw(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
         for place, one in enumerate(result.categories):
-            _dot(axes, place, one.mean, palette.arms[0], filled=one.excess.found != 0)
+            _dot(axes, place, one.mean, palette.arms[0], filled=one.excess.sign != 0)
         axes.set_yticks(range(len(result.categories)), [one.category for one in result.categories])
         axes.set_ylim(len(result.categories) - 0.4, -0.6)
         axes.set_xlim(left=0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from explorl.analysis.impact import TokenImpact
 from explorl.analysis.lens_table import LensTable, read_run
-from explorl.analysis.study_answers import evenly
+from explorl.analysis.study_answers import evenly_spaced
 from explorl.core.store import RunStore, StoreError, read_json
 
 STEPS, PROMPTS, ANSWERS = 8, 4, 8
@@ -43,16 +43,16 @@ def with_impacts(rollouts: Sequence[Mapping[str, Any]], folder: str | Path) -> l
     iterations = (RunStore(folder).config().get("training") or {}).get("iterations") or 1
     shown = [{**rollout, "answers": list(rollout["answers"])} for rollout in rollouts]
     for index, found in by_answer.items():
-        step = math.ceil(int(table.answers.step[index]) / iterations)
-        _show(shown, step, table.answers.prompt[index], _answer(table, index, {}) | {"impacts": found}, table.name)
+        step = math.ceil(int(table.completions.step[index]) / iterations)
+        _show(shown, step, table.completions.prompt[index], _answer(table, index, {}) | {"impacts": found}, table.name)
     return list(shown)
 
 
 def _has(table: LensTable, answer: int, position: int, token: int) -> bool:
-    if "token_ids" not in table.tokens or not 0 <= answer < len(table.answers):
+    if "token_ids" not in table.tokens or not 0 <= answer < len(table.completions):
         return False
-    inside = 0 <= position < table.answers.count[answer]
-    return inside and int(table.tokens["token_ids"][table.answers.start[answer] + position]) == token
+    inside = 0 <= position < table.completions.count[answer]
+    return inside and int(table.tokens["token_ids"][table.completions.start[answer] + position]) == token
 
 
 def _show(rollouts: list[dict[str, Any]], step: int, prompt: str, answer: dict[str, Any], name: str) -> None:
@@ -77,10 +77,10 @@ def lens_rollouts(table: LensTable, impacts: Sequence[TokenImpact] = (), *, name
     by_answer: dict[int, dict[int, Any]] = {}
     for one in impacts:
         by_answer.setdefault(one.answer, {})[one.position] = impact_record(asdict(one))
-    recorded = np.flatnonzero(table.answers.count > 0).tolist() if "tokens" in table.tokens else []
+    recorded = np.flatnonzero(table.completions.count > 0).tolist() if "tokens" in table.tokens else []
     by_prompt: dict[tuple[int, str], list[int]] = {}
     for index in recorded:
-        by_prompt.setdefault((int(table.answers.step[index]), table.answers.prompt[index]), []).append(index)
+        by_prompt.setdefault((int(table.completions.step[index]), table.completions.prompt[index]), []).append(index)
     rollouts = []
     for (step, prompt), answers in _chosen(by_prompt, set(by_answer)).items():
         shown = [_answer(table, index, by_answer.get(index, {})) for index in answers]
@@ -89,7 +89,7 @@ def lens_rollouts(table: LensTable, impacts: Sequence[TokenImpact] = (), *, name
 
 
 def _chosen(by_prompt: Mapping[tuple[int, str], list[int]], replaced: set[int]) -> dict[tuple[int, str], list[int]]:
-    steps = set(evenly(sorted({step for step, _ in by_prompt}), STEPS))
+    steps = set(evenly_spaced(sorted({step for step, _ in by_prompt}), STEPS))
     chosen = {}
     seen: dict[int, int] = {}
     for (step, prompt), answers in by_prompt.items():
@@ -101,7 +101,7 @@ def _chosen(by_prompt: Mapping[tuple[int, str], list[int]], replaced: set[int]) 
 
 
 def _answer(table: LensTable, index: int, impacts: Mapping[int, Any]) -> dict[str, Any]:
-    tokens, answers = table.tokens, table.answers
+    tokens, answers = table.tokens, table.completions
     some = slice(int(answers.start[index]), int(answers.start[index] + answers.count[index]))
     found: dict[str, Any] = {
         "tokens": tokens["tokens"][some].tolist(),
@@ -146,7 +146,7 @@ def _reward(table: LensTable, index: int) -> float | None:
 
     parts = {
         name.removeprefix("reward/"): float(values[index])
-        for name, values in table.answers.columns.items()
+        for name, values in table.completions.columns.items()
         if name.startswith("reward/") and np.isfinite(values[index])
     }
     return sum(Task.reward_parts.get(name, 1.0) * value for name, value in parts.items()) if parts else None

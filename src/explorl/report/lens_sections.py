@@ -13,7 +13,7 @@ from explorl.report.study_sections import Numbers, Picture
 
 TAGS = frozenset({"svg", "g", "path", "defs", "use", "text", "tspan", "clipPath", "rect", "circle", "line", "polygon"})
 """What matplotlib makes of our figures."""
-MOST_TOKENS = 1_000_000
+MAX_TOKENS = 1_000_000
 """Tokens that a page looks at where the run was not analysed before."""
 Section = tuple[str, str, str, list[Picture]]
 """Id, heading, what a picture is called, and the pictures."""
@@ -80,7 +80,7 @@ def _made(folder: Path) -> list[dict[str, Any]]:
 
     if not _has_tokens(folder):
         return []
-    table = read_run(folder, most_tokens=MOST_TOKENS)
+    table = read_run(folder, most_tokens=MAX_TOKENS)
     found = []
     for outcome in analyzed(table, Context(), chosen()):
         entry = entry_of(outcome)

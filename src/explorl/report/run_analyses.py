@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from explorl.analysis.lens import Analysis, Context, Unavailable, find, typeset
-from explorl.analysis.lens_table import LensTable, NotRecorded, plain, read_run
+from explorl.analysis.lens_table import LensTable, NotRecorded, plain_values, read_run
 from explorl.core.config import TaskSettings
 from explorl.core.store import (
     RunStore,
@@ -66,7 +66,7 @@ def chosen(only: Sequence[str] = (), *, lone: bool = False) -> list[Analysis]:
         if history:
             raise ValueError(f"{', '.join(history)} needs the steps of a training; name a run: explorl analyze RUN")
         return found
-    return [one for one in ANALYSES if not one.asked and (one.lone or not lone)]
+    return [one for one in ANALYSES if not one.on_request and (one.lone or not lone)]
 
 
 def analyzed(table: LensTable, context: Context, analyses: Iterable[Analysis]) -> list[Outcome]:
@@ -180,8 +180,8 @@ def _finished(
     for note in table.notes:
         context.say(note)
     outcomes = analyzed(table, context, analyses)
-    for key in sorted(set(context.options) - context.asked):
-        known = sorted(name for name in context.asked if name.split(".")[0] == key.split(".")[0])
+    for key in sorted(set(context.options) - context.used_options):
+        known = sorted(name for name in context.used_options if name.split(".")[0] == key.split(".")[0])
         offer = f"; there are {', '.join(known)}" if known else "; no analysis that ran has such an option"
         context.say(f"--option {key} had no effect{offer}")
     return place, write_outcomes(place, table, outcomes, seed=context.seed)
@@ -208,7 +208,7 @@ def write_outcomes(place: Path, table: LensTable, outcomes: Sequence[Outcome], *
         entries[outcome.analysis.name] = entry
         for name in old - _files(entry):
             (place / name).unlink(missing_ok=True)
-    steps = [line["step"] for line in table.lines] or table.answers.step.tolist()
+    steps = [line["step"] for line in table.lines] or table.completions.step.tolist()
     write_json(
         place / FILE,
         cleaned(
@@ -217,7 +217,7 @@ def write_outcomes(place: Path, table: LensTable, outcomes: Sequence[Outcome], *
                 "made": datetime.now(UTC).isoformat(timespec="seconds"),
                 "seed": seed,
                 "last_step": max(steps, default=0),
-                "answers": len(table.answers),
+                "answers": len(table.completions),
                 "tokens": len(table.tokens),
                 "notes": list(table.notes),
                 "analyses": entries,
@@ -297,4 +297,4 @@ def entry_of(outcome: Outcome) -> dict[str, Any]:
 
 def _plain_result(result: Any) -> Any:
     is_instance = dataclasses.is_dataclass(result) and not isinstance(result, type)
-    return plain(dataclasses.asdict(result)) if is_instance else None
+    return plain_values(dataclasses.asdict(result)) if is_instance else None

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from explorl.analysis.interim_looks import found_words, plan_words, power_words
+from explorl.analysis.interim_looks import describe_findings, describe_plan, describe_power
 from explorl.core.store import cleaned, write_text
 from explorl.report import study_sections as sections
 from explorl.report.lens_sections import lens_sections
@@ -101,7 +101,7 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _note(results: Mapping[str, Any]) -> str:
     if plan := results.get("sequential"):
         differences = {arm["name"]: arm["differences"] for arm in results["arms"]}
-        parts = (plan_words(plan, results["baseline"]), found_words(differences, plan), power_words(plan))
+        parts = (describe_plan(plan, results["baseline"]), describe_findings(differences, plan), describe_power(plan))
         return " ".join(parts)
     effect = results.get("minimum_detectable_effect")
     if effect is None:

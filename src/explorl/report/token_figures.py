@@ -15,7 +15,7 @@ from explorl.analysis.lens import Analysis, Drawing
 from explorl.analysis.positions import PositionProfile
 from explorl.core.text import clean
 from explorl.stats import Interval
-from explorl.stats.clusters import told
+from explorl.stats.clusters import format_effect
 
 SHOWN_TOKENS = 24
 """Tokens whose impact is drawn; the table has all."""
@@ -45,8 +45,9 @@ def draw_positions(profile: PositionProfile) -> list[Drawing]:
 
     caption = (
         f"Mean token entropy in {profile.bins} parts of an answer, with 95 % bands over {profile.answers:,} answers "
-        f"({profile.tokens:,} tokens). The first fifth minus the middle: {told(profile.begin_minus_middle)} nats; the "
-        f"last fifth minus the middle: {told(profile.end_minus_middle)}."
+        f"({profile.tokens:,} tokens). The first fifth minus the middle: "
+        f"{format_effect(profile.begin_minus_middle)} nats; the last fifth minus the middle: "
+        f"{format_effect(profile.end_minus_middle)}."
     )
     return [Drawing("positions", "Entropy by position", caption, draw)]
 
@@ -76,7 +77,7 @@ def draw_instances(found: Instances) -> list[Drawing]:
     share = (
         f"Share of the tokens of an answer that are among those with the largest shifts, with 95 % intervals over "
         f"answers; the dashed line is where both would be by chance. Low minus high: "
-        f"{told(found.low_minus_high, '+.1%')}."
+        f"{format_effect(found.low_minus_high, '+.1%')}."
     )
     where = (
         f"Perplexity of the answers that hold the {instances.TOP:.0%} of tokens with the largest probability shifts, "
@@ -113,7 +114,10 @@ def draw_categories(found: CategoryCounts) -> list[Drawing]:
 
 def _said(counts: Sequence[Count]) -> str:
     return (
-        "; ".join(f"{one.name} {told(one.change or one.all, '+.2f' if one.change else '.2f')}" for one in counts) + "."
+        "; ".join(
+            f"{one.name} {format_effect(one.change or one.all, '+.2f' if one.change else '.2f')}" for one in counts
+        )
+        + "."
     )
 
 
@@ -149,7 +153,7 @@ def draw_impact(found: Impact) -> list[Drawing]:
 
     def tokens(figure: Any, palette: Any) -> None:
         axes = figure.subplots()
-        colours = [palette.arms[1] if one.found else palette.quiet for one in shown]
+        colours = [palette.arms[1] if one.significant else palette.quiet for one in shown]
         _points(axes, [one.impact for one in shown], [_replaced(one) for one in shown], colours)
         axes.axvline(0, color=palette.ink, linewidth=0.8)
         axes.set(xlabel="impact: accuracy lost by the replacement", xlim=(-1.05, 1.05))
@@ -167,7 +171,7 @@ def draw_impact(found: Impact) -> list[Drawing]:
         axes.set_xlabel("impact")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.22), ncols=2)
 
-    certain = sum(one.found for one in found.tokens)
+    certain = sum(one.significant for one in found.tokens)
     one_by_one = (
         f"Accuracy of {found.samples} continuations from a token minus that of as many from its best alternative, with "
         f"95 % intervals (Newcombe); {len(shown)} of {len(found.tokens)} tokens, those with the largest impacts. "
@@ -176,7 +180,9 @@ def draw_impact(found: Impact) -> list[Drawing]:
     by_group = (
         "Impact of tokens by the rule that chose them (number of tokens), with 95 % intervals over answers; from the "
         "squared impact, what the sampling of continuations adds is taken off. "
-        + " ".join(f"{one.name}: {told(one.mean)}, squared {told(one.square)}." for one in found.comparisons)
+        + " ".join(
+            f"{one.name}: {format_effect(one.mean)}, squared {format_effect(one.square)}." for one in found.comparisons
+        )
     )
     height = 1.0 + 0.2 * len(shown)
     return [
@@ -227,7 +233,7 @@ TOKEN_ANALYSES = (
     ),
     Analysis(
         "impact", "Token impact", impact_run.impact, impact_run.summary, impact_run.tables, draw_impact,
-        lone=True, asked=True,
+        lone=True, on_request=True,
     ),
     Analysis(
         "gradients", "Gradient check", gradient_check.gradient_check, gradient_check.summary, gradient_check.tables,

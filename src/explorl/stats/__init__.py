@@ -1,4 +1,4 @@
-"""How sure we are: intervals, paired differences, resampling, sequential looks and regression."""
+"""How sure we are: intervals, paired differences, resampling, interim looks and regression."""
 
 from __future__ import annotations
 

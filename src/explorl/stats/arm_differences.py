@@ -1,4 +1,4 @@
-"""A study's arms minus its baseline, paired by seed and by problem, with intervals and corrected p values."""
+"""Differences between a study's arms and its baseline, paired by seed and by problem, with corrected p values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from explorl.stats.crossed import CONFIDENCE, Estimate, crossed_mean, holm, seeds_mean
 
 NO_SPREAD = "no spread"
-"""The word beside an interval that would have no width."""
+"""Note on an interval whose measurements do not vary."""
 
 Values = dict[int, Any]
 """By seed: a number, or one number per problem."""
@@ -20,19 +20,21 @@ Differences = dict[str, dict[str, dict[str, Any]]]
 """By arm and measure: mean, low, high, p, p_corrected."""
 
 
-def estimate_of(values: Values) -> Estimate | None:
-    """Mean over seeds, and over problems where there is a number for each."""
+def estimate_mean(values: Values) -> Estimate | None:
+    """Return the mean over seeds, and over problems if there is one number per problem; None without values."""
     if not values:
         return None
     stacked = np.stack([np.asarray(value, dtype=np.float64) for value in values.values()])
     return crossed_mean(stacked) if stacked.ndim == 2 else seeds_mean(stacked)
 
 
-def with_floor(values: Values, level: float = 1 - CONFIDENCE) -> dict[str, Any]:
-    """Mean and interval, which misses with a chance of `level`. One without any width would claim certainty: where no
-    problem differs from another, 3 in so many problems could still do so (the rule of three), and where seeds agree
-    there is a word for it."""
-    estimate = estimate_of(values)
+def mean_interval(values: Values, level: float = 1 - CONFIDENCE) -> dict[str, Any]:
+    """Return the mean and an interval that misses the true mean with probability `level`.
+
+    An interval of no width would claim certainty. If no problem differs from another, it is widened by the rule of
+    three: 3 of that many problems could still differ. An interval whose measurements agree has the note `NO_SPREAD`.
+    """
+    estimate = estimate_mean(values)
     if estimate is None:
         return {"mean": None, "low": None, "high": None}
     mean, (low, high) = estimate.mean, estimate.ends(level)
@@ -43,35 +45,39 @@ def with_floor(values: Values, level: float = 1 - CONFIDENCE) -> dict[str, Any]:
     return {"mean": mean, "low": mean - reach, "high": mean + reach, "note": NO_SPREAD}
 
 
-def paired_values(measured: Mapping[str, Mapping[str, Values]], baseline: str) -> Paired:
-    """Each arm minus the baseline, over the seeds that both have."""
-    found: Paired = {}
-    for name, own in measured.items():
-        for key, values in own.items() if name != baseline else ():
-            other = measured[baseline].get(key, {})
-            found.setdefault(key, {})[name] = {
-                seed: value - other[seed]
+def paired_differences(measured: Mapping[str, Mapping[str, Values]], baseline: str) -> Paired:
+    """Return each arm minus the baseline, for the seeds that both have."""
+    paired: Paired = {}
+    for name, measures in measured.items():
+        for key, values in measures.items() if name != baseline else ():
+            reference = measured[baseline].get(key, {})
+            paired.setdefault(key, {})[name] = {
+                seed: value - reference[seed]
                 for seed, value in values.items()
-                if seed in other and np.shape(value) == np.shape(other[seed])
+                if seed in reference and np.shape(value) == np.shape(reference[seed])
             }
-    return found
+    return paired
 
 
-def corrected(paired: Paired, arms: Iterable[str]) -> Differences:
-    """Intervals and p values of these arms' differences, corrected over the arms, measure by measure."""
+def corrected_differences(paired: Paired, arms: Iterable[str]) -> Differences:
+    """Return intervals and p values of these arms' differences, each measure corrected for the number of arms."""
     result: Differences = {name: {} for name in arms}
     for key, by_arm in paired.items():
-        estimates = {name: estimate for name, values in by_arm.items() if (estimate := estimate_of(values)) is not None}
-        # of one seed the problems' interval is known, but not whether another training would agree
-        p_values = {name: one.p if len(by_arm[name]) > 1 else None for name, one in estimates.items()}
-        after = holm(p_values)
+        estimates = {
+            name: estimate for name, values in by_arm.items() if (estimate := estimate_mean(values)) is not None
+        }
+        # one seed gives an interval over problems, but does not tell whether another training run would agree
+        p_values = {name: estimate.p if len(by_arm[name]) > 1 else None for name, estimate in estimates.items()}
+        p_corrected = holm(p_values)
         for name in estimates:
-            result[name][key] = {**with_floor(by_arm[name]), "p": p_values[name], "p_corrected": after[name]}
+            result[name][key] = {
+                **mean_interval(by_arm[name]), "p": p_values[name], "p_corrected": p_corrected[name],
+            }  # fmt: skip
     return result
 
 
 def pooled_deviation(by_arm: Mapping[str, Values]) -> float | None:
-    """Standard deviation between seeds of a difference to the baseline, pooled over the arms; None if none is seen."""
+    """Return the standard deviation between seeds of the differences, pooled over the arms; None if it is 0."""
     squares, freedom = 0.0, 0
     for values in by_arm.values():
         if len(values) > 1:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from explorl.metrics._arrays import integers, to_numpy
 
 CHUNK = 2**22
-"""Resampled values held at once (32 MiB)."""
+"""Resampled values in memory at a time (32 MiB)."""
 EXACT_UP_TO = 16
-"""Non-zero differences up to which the permutation test goes through all 2^n sign flips."""
+"""Largest number of non-zero differences for which the permutation test tries all 2^n sign flips."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Interval:
 
 
 def bootstrap_mean(values: Any, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
-    """Mean over problems, with the percentile bootstrap interval of problems drawn with replacement.
+    """Return the mean over problems with its percentile bootstrap interval, resampling problems with replacement.
 
         low, high = quantiles (1 ∓ confidence)/2 of mean(values[i_1 … i_n]),  i uniform
 
     Efron 1979. One value per problem, such as ``pass_at_k(n, c, k)``. The same seed resamples the same problems for
-    every k and model, so curves share their draws. A single problem has the degenerate interval of its own value;
-    with fewer than about 20 problems a percentile interval is somewhat too narrow.
+    every k and model, so curves share their resamples. The interval of a single problem is its own value; with fewer
+    than about 20 problems a percentile interval is somewhat too narrow.
     """
     data = _values("values", values)
     if not 0 < confidence < 1:
@@ -57,27 +57,28 @@ def bootstrap_mean(values: Any, confidence: float = 0.95, resamples: int = 10_00
 
 
 def paired_difference(a: Any, b: Any, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
-    """Mean of a − b over the problems that both answered, with its interval.
+    """Return the mean of a − b over the problems that both attempted, with its interval.
 
-    The same problems are drawn for both in every resample, which is `bootstrap_mean` of a − b: what makes a problem
-    hard for both cancels.
+    This is `bootstrap_mean` of a − b: every resample has the same problems for both, so the difficulty that a problem
+    has for both cancels.
     """
     return bootstrap_mean(_difference(a, b), confidence, resamples, seed)
 
 
 def permutation_test(a: Any, b: Any, permutations: int = 10_000, seed: int = 0) -> float:
-    """Two-sided p value of "a and b do not differ" over paired problems, by flipping the signs of a − b (Fisher 1935).
+    """Return the two-sided p value of "a and b do not differ" by flipping the signs of a − b (Fisher 1935).
 
         p = share of sign vectors s with |Σ s_i d_i| ≥ |Σ d_i|
 
-    All 2^n sign vectors where at most 16 differences are not 0 (zeros change no sum), else
-    p = (1 + hits) / (1 + permutations) over random ones, which is valid and never 0.
+    With at most 16 non-zero differences all 2^n sign vectors are tried (zeros change no sum). Otherwise
+    p = (1 + hits) / (1 + permutations) over random sign vectors, which is valid and never 0.
     """
     difference = _difference(a, b)
     permutations = _positive("permutations", permutations)
     difference = difference[difference != 0]
     n = len(difference)
-    threshold = abs(difference.sum()) - 1e-12 * np.abs(difference).sum()  # equal sums differ by rounding
+    # sums that are equal up to rounding count as hits
+    threshold = abs(difference.sum()) - 1e-12 * np.abs(difference).sum()
     if n <= EXACT_UP_TO:
         sums = np.zeros(1)
         for d in difference:
@@ -107,7 +108,9 @@ def _values(name: str, values: Any) -> NDArray[np.float64]:
 def _difference(a: Any, b: Any) -> NDArray[np.float64]:
     first, second = _values("a", a), _values("b", b)
     if len(first) != len(second):
-        raise ValueError(f"a and b must answer the same problems, got {len(first)} and {len(second)}")
+        raise ValueError(
+            f"a and b must have one value for each of the same problems, got {len(first)} and {len(second)}"
+        )
     return first - second
 
 

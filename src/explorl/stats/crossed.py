@@ -1,36 +1,38 @@
-"""What a study's numbers are worth: means over seeds and problems with intervals, paired differences, many arms, power.
+"""Means over seeds × problems with intervals, correction for many arms, areas under curves, and power.
 
-A study measures x[s, p], the score of seed s on problem p: both are samples, of trainings and of questions, and they
-are crossed, because every seed answers the same problems. With the mean squares of the two-way layout
+A study measures x[s, p], the score of seed s on problem p. Seeds are a sample of training runs, problems a sample of
+questions, and the two are crossed, because every seed attempts the same problems. With the mean squares of the two-way
+layout
 
-    MS_seed = P · Var_s(mean_p x),   MS_problem = S · Var_p(mean_s x),   MS_rest = what is left of the squares
+    MS_seed = P · Var_s(mean_p x),   MS_problem = S · Var_p(mean_s x),   MS_rest = the residual mean square
 
 the mean's variance has two parts, V_seed = MS_seed / (S·P) and V_problem = max(MS_problem − MS_rest, 0) / (S·P), and
 the interval is
 
     mean ± sqrt(t²_{S−1} · V_seed + t²_{P−1} · V_problem)        (Banerjee 1960)
 
-each part with Student's quantile for its own degrees of freedom. It is Student's interval where all of the variance
-lies between seeds, or all between problems, and wider than need be in between.
+each part with Student's quantile for its own degrees of freedom. It is Student's interval if all of the variance is
+between seeds, or all between problems, and conservative otherwise.
 
-Two simpler ways fail. The plain hierarchical bootstrap (draw seeds, then problems, both with replacement) forgets
-S/(S − 1) and Student, and counts the rest three times (Owen 2007, the pigeonhole bootstrap): with 3 seeds a nominal
-95 % covers 72 % where the variance lies between seeds, and 99.6 % where it is all in the rest. Satterthwaite's one
-number of degrees of freedom is estimated from the same two or three seeds: when they agree by chance, it comes out
-high and the variance low. With 3 seeds, 256 problems, four fifths of the variance between seeds and 7 arms that do not
-differ, Holm's test then fired in 16 of 100 studies.
+Two simpler methods fail. The plain hierarchical bootstrap (resample seeds, then problems, both with replacement)
+ignores S/(S − 1) and Student's quantiles, and counts the residual three times (Owen 2007, the pigeonhole bootstrap):
+with 3 seeds a nominal 95 % covers 72 % if the variance is between seeds, and 99.6 % if it is all residual.
+Satterthwaite's single number of degrees of freedom is estimated from the same two or three seeds: if they happen to
+agree, it comes out high and the variance low. With 3 seeds, 256 problems, four fifths of the variance between seeds and
+7 arms that do not differ, Holm's test then rejected in 16 of 100 studies.
 
-Simulated errors of the interval used here, at 1,500 studies a cell (standard error 0.6 points), 32 and 256 problems,
-the share of seeds in the variance from 0 to 1: one arm outside its 95 % interval, any of 7 arms found by Holm's test
+Simulated error rates of this interval, with 1,500 studies per cell (standard error 0.6 points), 32 and 256 problems,
+and between 0 and all of the variance between seeds: one arm outside its 95 % interval, any of 7 arms rejected by Holm's
+test
 
     2 seeds   0.7–4.9 %   0.1–4.5 %
     3 seeds   2.5–5.7 %   0.3–5.9 %
     5 seeds   3.1–5.8 %   1.3–4.7 %
     10 seeds  3.9–6.0 %   1.9–5.1 %
 
-(the highest are of cells where the test is Student's and exact). With 2 or 3 seeds it is cautious: coverage up to 99 %
-and 97.5 %. A paired difference is the same of x_arm − x_baseline: what makes a seed lucky or a problem hard for both
-cancels.
+(the highest are cells in which the test is Student's and exact). With 2 or 3 seeds it is conservative: coverage up to
+99 % and 97.5 %. A paired difference is the same estimate of x_arm − x_baseline: the luck of a seed and the difficulty
+of a problem cancel.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 SMALLEST_P = 1e-9
-"""A p value below is given as this: so far out nobody knows the tails."""
+"""Smaller p values are reported as this: so far out in the tails they mean nothing."""
 
 Tested = TypeVar("Tested", str, tuple[str, str])
 """An arm, or an arm and a measure."""
@@ -54,11 +56,11 @@ Tested = TypeVar("Tested", str, tuple[str, str])
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with the parts of its variance; no part where nothing is known of the spread."""
+    """A mean with the parts of its variance; without parts the spread is unknown."""
 
     mean: float
     parts: tuple[tuple[float, float], ...]
-    """Each a variance of the mean and its degrees of freedom."""
+    """Pairs of a variance of the mean and its degrees of freedom."""
 
     @property
     def low(self) -> float | None:
@@ -71,7 +73,7 @@ class Estimate:
         return self.ends(1 - CONFIDENCE)[1]
 
     def ends(self, level: float) -> tuple[float | None, float | None]:
-        """The interval that misses the truth with a chance of `level`."""
+        """Return the ends of the interval that misses the true mean with probability `level`."""
         if not self.parts:
             return None, None
         reach = self._reach(level / 2)
@@ -79,7 +81,7 @@ class Estimate:
 
     @property
     def p(self) -> float | None:
-        """Two-sided p value of a mean of 0: the level at which the interval ends at 0; None without any spread."""
+        """Two-sided p value of a mean of 0: the level at which the interval ends at 0; None without spread."""
         if self.mean == 0 and self.parts:
             return 1.0
         if not any(variance for variance, _ in self.parts):
@@ -91,15 +93,15 @@ class Estimate:
         return 2 * math.exp(high)
 
     def _reach(self, tail: float) -> float:
-        """Half the width of the interval that leaves this tail on each side."""
+        """Return half the width of the interval that leaves this tail probability on each side."""
         squares = (student_quantile(1 - tail, freedom) ** 2 * variance for variance, freedom in self.parts)
         return math.sqrt(sum(squares))
 
 
 def crossed_mean(values: Any) -> Estimate:
-    """Mean of seeds × problems, each seed on the same problems.
+    """Return the mean of seeds × problems, each seed on the same problems.
 
-    With one seed the spread is that of the problems alone, and says nothing about another training.
+    With one seed the interval is over problems only, and says nothing about another training run.
     """
     x = _finite("values", values, 2)
     seeds, problems = x.shape
@@ -111,80 +113,83 @@ def crossed_mean(values: Any) -> Estimate:
     by_seed, by_problem = x.mean(axis=1), x.mean(axis=0)
     ms_problem = seeds * float(by_problem.var(ddof=1))
     ms_rest = float(((x - by_seed[:, None] - by_problem + mean) ** 2).sum()) / ((seeds - 1) * (problems - 1))
-    of_seeds = float(by_seed.var(ddof=1)) / seeds
-    of_problems = max(ms_problem - ms_rest, 0.0) / x.size
-    return Estimate(mean, ((of_seeds, seeds - 1), (of_problems, problems - 1)))
+    seed_variance = float(by_seed.var(ddof=1)) / seeds
+    problem_variance = max(ms_problem - ms_rest, 0.0) / x.size
+    return Estimate(mean, ((seed_variance, seeds - 1), (problem_variance, problems - 1)))
 
 
 def seeds_mean(values: Any) -> Estimate:
-    """Mean over seeds of what has one value per run, such as its entropy: Student's interval."""
+    """Return the mean over seeds of one value per run, such as its entropy, with Student's interval."""
     x = _finite("values", values, 1)
     return Estimate(float(x.mean()), ((float(x.var(ddof=1)) / len(x), len(x) - 1),) if len(x) > 1 else ())
 
 
 def holm(p_values: Mapping[Tested, float | None]) -> dict[Tested, float | None]:
-    """p values corrected for their number, so that the chance of any false finding stays below the level (Holm 1979).
+    """Return p values corrected so that the probability of any false finding stays below the level (Holm 1979).
 
         p̃_(i) = max_{j ≤ i} min(1, (m − j + 1) · p_(j)),   p_(1) ≤ … ≤ p_(m)
 
-    An arm without a p value does not count.
+    Missing p values (None) stay None and do not count.
     """
-    known = sorted(((p, name) for name, p in p_values.items() if p is not None), key=lambda pair: pair[0])
+    ordered = sorted(((p, name) for name, p in p_values.items() if p is not None), key=lambda pair: pair[0])
     corrected: dict[Tested, float | None] = dict.fromkeys(p_values)
     highest = 0.0
-    for place, (p, name) in enumerate(known):
-        highest = max(highest, min(1.0, (len(known) - place) * p))
+    for rank, (p, name) in enumerate(ordered):
+        highest = max(highest, min(1.0, (len(ordered) - rank) * p))
         corrected[name] = highest
     return corrected
 
 
 # ---------------------------------------------------------------------------- curves
 def area_weights(steps: Sequence[float]) -> NDArray[np.float64]:
-    """Weights w with w·values = area under the piecewise linear curve / its length: the mean height of the curve."""
-    at = _increasing(steps)
-    if len(at) == 1:
+    """Return weights w such that w·values is the mean height of the piecewise linear curve: its area / its length."""
+    x = _increasing(steps)
+    if len(x) == 1:
         return np.ones(1)
-    gaps = np.diff(at) / (at[-1] - at[0])
+    gaps = np.diff(x) / (x[-1] - x[0])
     return np.concatenate([gaps, [0.0]]) / 2 + np.concatenate([[0.0], gaps]) / 2
 
 
 def steps_to(steps: Sequence[float], values: Sequence[float], target: float) -> float | None:
-    """Where the piecewise linear curve first reaches the target; None where it never does."""
-    at = _increasing(steps)
-    for place, value in enumerate(values):
+    """Return the step at which the piecewise linear curve first reaches the target; None if it never does."""
+    x = _increasing(steps)
+    for index, value in enumerate(values):
         if value >= target:
-            if place == 0:
-                return float(at[0])
-            before = values[place - 1]
+            if index == 0:
+                return float(x[0])
+            before = values[index - 1]
             share = (target - before) / (value - before)
-            return float(at[place - 1] + share * (at[place] - at[place - 1]))
+            return float(x[index - 1] + share * (x[index] - x[index - 1]))
     return None
 
 
 # ---------------------------------------------------------------------------- power
 def power(effect: float, deviation: float, seeds: int, alpha: float = 0.05) -> float:
-    """Chance that a two-sided t test of `seeds` paired differences with this standard deviation finds this effect.
+    """Return the power of a two-sided t test of `seeds` paired differences for this effect and standard deviation.
 
     T = (Z + δ) / sqrt(V / ν),   δ = effect · sqrt(S) / deviation,   V ~ χ²_ν,   ν = S − 1
     power = E_V [ Φ(δ − c·sqrt(V/ν)) + Φ(−δ − c·sqrt(V/ν)) ],   c = t_{1 − α/2, ν}
     """
     if seeds < 2:
-        raise ValueError(f"a test over seeds needs 2 or more of them, such as 3; got {seeds}")
+        raise ValueError(f"seeds must be at least 2, such as 3, to test a difference; got {seeds}")
     if deviation <= 0:
-        raise ValueError(f"the standard deviation between seeds is {deviation}; it must be above 0, such as 0.02")
+        raise ValueError(
+            f"deviation, the standard deviation between seeds, must be above 0, such as 0.02; got {deviation}"
+        )
     freedom = seeds - 1
     shift = effect * math.sqrt(seeds) / deviation
     critical = student_quantile(1 - alpha / 2, freedom)
-    # over the root of V, whose density is smooth at 0 for every ν
+    # integrate over the root of V, whose density is smooth at 0 for every ν
     root = (np.arange(2000) + 0.5) * (math.sqrt(freedom) + 10.0) / 2000
     log_density = (freedom - 1) * np.log(root) - root**2 / 2
     weight = np.exp(log_density - log_density.max())
-    line = critical * root / math.sqrt(freedom)
-    return float((weight * (_normal_cdf(shift - line) + _normal_cdf(-shift - line))).sum() / weight.sum())
+    threshold = critical * root / math.sqrt(freedom)
+    both_tails = _normal_cdf(shift - threshold) + _normal_cdf(-shift - threshold)
+    return float((weight * both_tails).sum() / weight.sum())
 
 
 def minimum_detectable_effect(deviation: float, seeds: int, alpha: float = 0.05, wanted: float = 0.8) -> float | None:
-    """The smallest true difference to the baseline that `seeds` paired runs find with a chance of 80 %.
+    """Return the smallest true difference to the baseline that `seeds` paired runs detect with 80 % power.
 
     `deviation` is the standard deviation between seeds of that difference, problems and samples included. None with
     one seed. For 2, 3, 5 and 10 seeds it is 11.5, 3.26, 1.68 and 1.00 deviations at the level 0.05.
@@ -202,9 +207,9 @@ def minimum_detectable_effect(deviation: float, seeds: int, alpha: float = 0.05,
 
 # ---------------------------------------------------------------------------- Student's distribution
 def student_cdf(t: float, freedom: float) -> float:
-    """P(T ≤ t) = 1 − ½ I_{ν/(ν + t²)}(ν/2, ½) for t ≥ 0."""
+    """Return P(T ≤ t), which is 1 − ½ I_{ν/(ν + t²)}(ν/2, ½) for t ≥ 0."""
     if not freedom > 0:
-        raise ValueError(f"degrees of freedom must be above 0, got {freedom}")
+        raise ValueError(f"degrees of freedom must be above 0, such as 2; got {freedom}")
     if t * t < freedom:  # near the middle, where ν/(ν + t²) rounds to 1
         return 0.5 + math.copysign(0.5 * _incomplete_beta(0.5, freedom / 2, t * t / (freedom + t * t)), t)
     tail = 0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
@@ -213,9 +218,9 @@ def student_cdf(t: float, freedom: float) -> float:
 
 @lru_cache(maxsize=65536)
 def student_quantile(probability: float, freedom: float) -> float:
-    """The t with P(T ≤ t) = probability, by Newton's method within a bracket; to a relative 1e-10."""
+    """Return the t with P(T ≤ t) = probability to a relative 1e-10, by Newton's method within a bracket."""
     if not 0 < probability < 1:
-        raise ValueError(f"a probability must lie between 0 and 1, got {probability}")
+        raise ValueError(f"probability must lie between 0 and 1, such as 0.975; got {probability}")
     if probability < 0.5:
         return -student_quantile(1 - probability, freedom)
     low, high = 0.0, 1.0
@@ -224,9 +229,9 @@ def student_quantile(probability: float, freedom: float) -> float:
     scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
     t = (low + high) / 2
     for _ in range(100):
-        missing = probability - student_cdf(t, freedom)
-        low, high = (t, high) if missing > 0 else (low, t)
-        step = t + missing / (scale * (1 + t * t / freedom) ** (-(freedom + 1) / 2))
+        error = probability - student_cdf(t, freedom)
+        low, high = (t, high) if error > 0 else (low, t)
+        step = t + error / (scale * (1 + t * t / freedom) ** (-(freedom + 1) / 2))
         step = step if low <= step <= high else (low + high) / 2
         if abs(step - t) <= 1e-10 * max(t, 1e-3):
             return step
@@ -235,10 +240,10 @@ def student_quantile(probability: float, freedom: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Regularised incomplete beta function by its continued fraction (DLMF 8.17.22), Lentz's method."""
+    """Return the regularised incomplete beta function by its continued fraction (DLMF 8.17.22), Lentz's method."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side
+    if x > (a + 1) / (a + b + 2):  # the fraction converges fast only on the other side
         return 1 - _incomplete_beta(b, a, 1 - x)
     front = math.exp(
         math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
@@ -274,7 +279,7 @@ def _finite(name: str, values: Any, dimensions: int) -> NDArray[np.float64]:
 
 
 def _increasing(steps: Sequence[float]) -> NDArray[np.float64]:
-    at = _finite("steps", steps, 1)
-    if (np.diff(at) <= 0).any():
+    x = _finite("steps", steps, 1)
+    if (np.diff(x) <= 0).any():
         raise ValueError(f"steps must increase, got {list(steps)}")
-    return at
+    return x

@@ -1,4 +1,4 @@
-"""One table for results: it prints, and writes JSON, CSV, LaTeX and Markdown."""
+"""A table of results that prints itself and writes JSON, CSV, LaTeX and Markdown."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under named columns. Cells are texts, numbers, `Interval`s or None (nothing measured).
+    """Rows of cells under named columns. Cells are texts, numbers, `Interval`s or None (not measured).
 
-    ``number`` formats floats and intervals where people read them, ".3f" by default, ".1%" for percent and "+.1p" for
-    a difference of shares in points (percentage points, without a sign for the unit); a mapping does so by column, and
-    ``row_numbers`` by row, for columns that have no format of their own. JSON and CSV keep full precision and
-    shares.
+    ``number`` is the format of floats and intervals in the readable outputs: ".3f" by default, ".1%" for percent and
+    "+.1p" for a difference of shares in percentage points, without a unit. A mapping gives one format per column, and
+    ``row_numbers`` one per row, for columns without a format. JSON and CSV keep full precision and shares.
     """
 
     columns: Sequence[str]
@@ -55,18 +54,20 @@ class Table:
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(map(clean, self.columns)))
         object.__setattr__(self, "title", clean(self.title))
-        object.__setattr__(self, "rows", tuple(tuple(_plain(cell) for cell in row) for row in self.rows))
-        twice = {name for name in self.columns if self.columns.count(name) > 1}
-        if twice:
-            raise ValueError(f"column names must differ, got {sorted(twice)[0]!r} more than once")
+        object.__setattr__(self, "rows", tuple(tuple(_normalized(cell) for cell in row) for row in self.rows))
+        duplicates = {name for name in self.columns if self.columns.count(name) > 1}
+        if duplicates:
+            raise ValueError(f"column names must differ, got {sorted(duplicates)[0]!r} more than once")
         for index, row in enumerate(self.rows):
             if len(row) != len(self.columns):
                 raise ValueError(f"row {index} has {len(row)} cells for {len(self.columns)} columns")
         if self.row_numbers is not None and len(self.row_numbers) != len(self.rows):
-            raise ValueError(f"{len(self.row_numbers)} formats for {len(self.rows)} rows; give one per row")
+            raise ValueError(
+                f"row_numbers has {len(self.row_numbers)} formats for {len(self.rows)} rows; give one per row"
+            )
 
     def print(self, console: rich.console.Console | None = None) -> None:
-        """Print to the terminal, or to the console given."""
+        """Print to the terminal, or to this console."""
         from rich.console import Console
 
         (console or Console()).print(self)
@@ -88,33 +89,33 @@ class Table:
             header = "\n".join(textwrap.wrap(name, least, break_long_words=False)) if wraps else name
             table.add_column(Text(header), justify="right" if self._is_numeric(index) else "left", overflow="fold")
         for row in self.texts():
-            table.add_row(*(Text(row[index]) for index in columns))  # Text: brackets in a cell are no markup
+            table.add_row(*(Text(row[index]) for index in columns))  # Text, so that brackets in a cell are not markup
         return table
 
     def _blocks(self, width: int) -> list[list[int]]:
-        """Columns by the blocks that fit the width, the names in front of each; all in one where that fits."""
-        every = list(range(len(self.columns)))
+        """Return the columns in blocks that fit the width, each with the name columns first; one block if all fit."""
+        indices = list(range(len(self.columns)))
         if self._width(self._least_widths) <= width:
-            return [every]
-        names = next((index for index in every if self._is_numeric(index)), 0) or 1
+            return [indices]
+        names = next((index for index in indices if self._is_numeric(index)), 0) or 1
         if self._width(self._least_widths[:names]) > 0.6 * width:
             names = 1
-        blocks = [every[:names]]
-        for index in every[names:]:
+        blocks = [indices[:names]]
+        for index in indices[names:]:
             widths = [self._least_widths[other] for other in (*blocks[-1], index)]
             if len(blocks[-1]) > names and self._width(widths) > width:
-                blocks.append(every[:names])
+                blocks.append(indices[:names])
             blocks[-1].append(index)
         return blocks
 
     @staticmethod
     def _width(widths: Sequence[int]) -> int:
-        """Of a table whose columns have these widths, with its lines and margins."""
+        """Return the width of a table with columns of these widths, including lines and margins."""
         return sum(widths) + 3 * len(widths) + 1
 
     @cached_property
     def _least_widths(self) -> list[int]:
-        """What each column needs for its cells in one line, and for its title in several."""
+        """Width that each column needs for its cells on one line and its title wrapped."""
         from rich.cells import cell_len
 
         columns = zip(*[self.columns, *self.texts()], strict=True)
@@ -125,15 +126,15 @@ class Table:
 
     @cached_property
     def _widths(self) -> list[int]:
-        """What each column needs with its title in one line."""
+        """Width that each column needs with its title on one line."""
         from rich.cells import cell_len
 
         return [max(cell_len(name), least) for name, least in zip(self.columns, self._least_widths, strict=True)]
 
     def to_json(self) -> str:
-        """``{"title", "columns", "rows": [{column: value}]}``.
+        """Return JSON of the form ``{"title", "columns", "rows": [{column: value}]}``.
 
-        An interval becomes ``{"mean", "low", "high", "confidence"}``; NaN and inf, which JSON lacks, become null.
+        An interval becomes ``{"mean", "low", "high", "confidence"}``; NaN and inf become null, because JSON lacks them.
         """
         rows = [dict(zip(self.columns, map(_jsonable, row), strict=True)) for row in self.rows]
         data = {"title": self.title, "columns": self.columns, "rows": rows}
@@ -141,7 +142,7 @@ class Table:
 
     @classmethod
     def from_json(cls, text: str, number: str | Mapping[str, str] = ".3f") -> Table:
-        """The table that `to_json` wrote."""
+        """Read a table that `to_json` wrote."""
         data = parse_json(text, "the table")
         columns = data["columns"]
         rows = [
@@ -151,9 +152,9 @@ class Table:
         return cls(columns, rows, data["title"], number)
 
     def to_csv(self) -> str:
-        """Return RFC 4180 with a header. A column with intervals gets two more: ``name low`` and ``name high``.
+        """Return CSV (RFC 4180) with a header; a column with intervals adds ``name low`` and ``name high``.
 
-        A text that a spreadsheet would take for a formula gets an apostrophe in front.
+        Text that a spreadsheet would run as a formula gets a leading apostrophe.
         """
         wide = [any(isinstance(row[index], Interval) for row in self.rows) for index in range(len(self.columns))]
         header: list[str] = []
@@ -161,19 +162,19 @@ class Table:
             header += [name, f"{name} low", f"{name} high"] if is_wide else [name]
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(map(_inert, header))
+        writer.writerow(map(_without_formula, header))
         for row in self.rows:
             line: list[Any] = []
             for cell, is_wide in zip(row, wide, strict=True):
                 if isinstance(cell, Interval):
                     line += [cell.mean, cell.low, cell.high]
                 else:
-                    line += [_inert(cell), None, None] if is_wide else [_inert(cell)]
+                    line += [_without_formula(cell), None, None] if is_wide else [_without_formula(cell)]
             writer.writerow(line)
         return out.getvalue()
 
     def to_latex(self) -> str:
-        """A ``tabular`` with booktabs rules (``\\usepackage{booktabs}``); every text is escaped."""
+        """Return a ``tabular`` with booktabs rules (``\\usepackage{booktabs}``); all text is escaped."""
         layout = "".join("r" if self._is_numeric(index) else "l" for index in range(len(self.columns)))
         lines = [f"% {' '.join(self.title.split())}"] if self.title else []
         lines += [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", _latex_row(self.columns), r"\midrule"]
@@ -181,10 +182,10 @@ class Table:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
     def to_markdown(self) -> str:
-        """A pipe table, numbers on the right."""
+        """Return a pipe table with numbers right-aligned."""
         rules = ["---:" if self._is_numeric(index) else "---" for index in range(len(self.columns))]
         rows = [
-            [markdown(text) if isinstance(cell, str) else text for cell, text in zip(row, texts, strict=True)]
+            [escape_markdown(text) if isinstance(cell, str) else text for cell, text in zip(row, texts, strict=True)]
             for row, texts in zip([self.columns, *self.rows], [self.columns, *self.texts()], strict=True)
         ]
         lines = [f"| {' | '.join(row)} |" for row in rows]
@@ -192,19 +193,19 @@ class Table:
         return "\n".join([*lines, ""])
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write to ``.json``, ``.csv``, ``.tex`` or ``.md``, by its ending. The file is whole or as it was before."""
+        """Write ``.json``, ``.csv``, ``.tex`` or ``.md``, atomically; the suffix chooses the format."""
         path = Path(path)
         writers = {".json": self.to_json, ".csv": self.to_csv, ".tex": self.to_latex, ".md": self.to_markdown}
         if path.suffix not in writers:
-            raise ValueError(f"a table is written to .json, .csv, .tex or .md, got {path.name!r}")
+            raise ValueError(f"cannot write a table to {path.name!r}; use a name that ends in .json, .csv, .tex or .md")
         write_text(path, writers[path.suffix]())
         return path
 
     def texts(self) -> list[list[str]]:
-        """The cells as people read them."""
+        """Return the cells as formatted text."""
         specs = self.row_numbers or [None] * len(self.rows)
         return [
-            [_read(cell, self._number(name, spec)) for name, cell in zip(self.columns, row, strict=True)]
+            [_format(cell, self._number(name, spec)) for name, cell in zip(self.columns, row, strict=True)]
             for row, spec in zip(self.rows, specs, strict=True)
         ]
 
@@ -219,7 +220,7 @@ class Table:
         )
 
 
-def _read(cell: Cell, spec: str) -> str:
+def _format(cell: Cell, spec: str) -> str:
     if not isinstance(cell, float | Interval):
         return "–" if cell is None else str(cell)
     if spec.endswith("p"):
@@ -229,16 +230,16 @@ def _read(cell: Cell, spec: str) -> str:
 
 
 def _sign(number: re.Match[str]) -> str:
-    """A minus sign instead of a hyphen; no sign before a zero."""
+    """Return a number with a minus sign instead of a hyphen, and no sign before a zero."""
     text = number[0]
     return text.replace("-", "−") if re.search("[1-9]", text) else text.lstrip("+-")
 
 
-def _plain(cell: Any) -> Cell:
-    """NumPy and torch scalars as Python's own, and texts that any file and terminal can take."""
+def _normalized(cell: Any) -> Cell:
+    """Return a cell with NumPy and torch scalars as Python numbers, and text cleaned for files and terminals."""
     cell = cell.item() if hasattr(cell, "item") else cell
     if not isinstance(cell, Cell):
-        raise ValueError(f"a cell is a text, a number, an Interval or None; got {cell!r}")
+        raise ValueError(f"a cell must be text, a number, an Interval or None; got {cell!r}")
     return clean(cell) if isinstance(cell, str) else cell
 
 
@@ -250,17 +251,19 @@ def _jsonable(cell: Cell) -> Any:
 
 def _latex_row(cells: Sequence[str]) -> str:
     row = " & ".join("".join(_LATEX.get(letter, letter) for letter in cell) for cell in cells) + r" \\"
-    return f"{{}}{row}" if row.startswith(("[", "*")) else row  # else an argument of the rule or \\\\ before it
+    return (
+        f"{{}}{row}" if row.startswith(("[", "*")) else row
+    )  # otherwise LaTeX reads it as an argument of the rule or \\\\ before it
 
 
-def _inert(cell: Cell) -> Cell:
-    """A cell that no spreadsheet takes for a formula; a number that is written as text stays as it is."""
+def _without_formula(cell: Cell) -> Cell:
+    """Return a cell that no spreadsheet reads as a formula; a number written as text stays the same."""
     if isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell.removesuffix("%")):
         return f"'{cell}"
     return cell
 
 
-def markdown(text: str) -> str:
-    """Return a text, such as an arm's name, as Markdown that shows it: no link, emphasis, code, formula or tag."""
+def escape_markdown(text: str) -> str:
+    """Escape text, such as an arm's name, so that Markdown shows it without links, emphasis, code or tags."""
     text = "".join(f"\\{letter}" if letter in "\\|`*_<[]{~$&" else letter for letter in text)
     return " ".join(text.replace("://", ":\\//").replace("www.", "www\\.").split())

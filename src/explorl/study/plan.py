@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from explorl.analysis.interim_looks import Looks, looks_of
+from explorl.analysis.interim_looks import SequentialPlan, sequential_plan
 from explorl.analysis.study_results import study_results
 from explorl.core.config import unsandboxed_code
 from explorl.core.store import StoreError
@@ -42,7 +42,7 @@ def more_seeds(seeds: int) -> int:
 def effect_words(study: Study, folder: Path) -> str:
     """The smallest difference that the study finds with a chance of 80 %, and where the spread is known from."""
     results = _results(folder)
-    looks = looks_of(study.record())
+    looks = sequential_plan(study.record())
     if looks is not None:
         return _sequential_words(study, looks, results)
     effect, source = minimum_detectable_effect(study.seed_deviation, len(study.seeds)), ASSUMED
@@ -62,7 +62,7 @@ def unconfined_words(study: Study) -> list[str]:
     return list(dict.fromkeys(line for config in configs for line in unsandboxed_code(config)))
 
 
-def _sequential_words(study: Study, looks: Looks, results: dict[str, Any] | None) -> str:
+def _sequential_words(study: Study, looks: SequentialPlan, results: dict[str, Any] | None) -> str:
     design = looks.design
     seen = results["sequential"]["effects"] if results and results["sequential"] else {}
     known = {key: (one["deviation"], one["effect"]) for key, one in seen.items()}

@@ -29,7 +29,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from explorl.analysis.interim_looks import EFFICACY, FAILED, FUTILITY, ON
+from explorl.analysis.interim_looks import CONTINUES, EFFICACY, FAILED, FUTILITY
 from explorl.analysis.study_results import results_table, study_results
 from explorl.core.config import ConfigError, check_precision, check_trackers
 from explorl.core.launch import check_file, python_command
@@ -401,11 +401,11 @@ def _after_first_look(
         console.print(literal(f"the first look waits for the first {told['first']} seeds of {names}"), soft_wrap=True)
         return []
     decided = {name: one["decision"] for name, one in told["arms"].items()}
-    words = {ON: "go on", FUTILITY: "stop for futility", EFFICACY: "stop as found", FAILED: "failed"}
+    words = {CONTINUES: "go on", FUTILITY: "stop for futility", EFFICACY: "stop as found", FAILED: "failed"}
     for decision, text in words.items():
         if names := ", ".join(name for name, what in decided.items() if what == decision):
             console.print(literal(f"after the first look {text}: {names}"), soft_wrap=True)
-    on = {study.baseline, *(name for name, what in decided.items() if what == ON)}
+    on = {study.baseline, *(name for name, what in decided.items() if what == CONTINUES)}
     if len(on) == 1:
         return []
     seeds = study.seeds[told["first"] :]
