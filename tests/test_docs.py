@@ -171,8 +171,8 @@ def test_commands_in_blocks_are_whole(page: str) -> None:
         for change in given.get("overrides") or ():
             key = change.partition("=")[0]
             assert key in KEYS or key.startswith(("task.", "warm_start")), command
-        if found.name == "study" and given["what"][0] in study_names():
-            load_study(given["what"][0], profile=given["profile"])
+        if found.name == "study" and given["words"][0] in study_names():
+            load_study(given["words"][0], profile=given["profile"])
         elif found.name in ("train", "sft", "rft"):
             load_config(
                 preset=given["preset"], overrides=[one for one in given["overrides"] if not one.startswith("task.")]
