@@ -82,7 +82,7 @@ class OutcomeExploration(Strategy):
     coef: Scheduled = 0.1
     kind: Literal["historical", "batch"] = "historical"
     baseline: Literal["constant", "mean", "none"] = "constant"  # of the historical bonus
-    constant: Scheduled = 0.5  # b_0: answers given more than b_0^(−2) times lose
+    constant: Scheduled = 0.5  # b_0: answers given more than b_0^(−2) times are penalised
 
     def __post_init__(self) -> None:
         check_number(self, "coef", at_least=0)
