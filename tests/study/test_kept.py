@@ -197,7 +197,7 @@ def test_warm_starts_that_differ_are_told_of(whole_study: Path, tmp_path: Path) 
     restore(files[1:], tmp_path / "one", said.append)
     restore(files, tmp_path / "both", said.append)
     assert len(said) == 2
-    assert all("not all the same warm start" in one and "seed-0 and " in one for one in said)
+    assert all("different warm starts" in one and "seed-0 and " in one for one in said)
     assert all(one.endswith("seed-1") for one in said)
 
 
@@ -327,7 +327,7 @@ def test_a_file_of_something_else_is_refused(text: bytes | None, words: str, fil
 
 def test_too_many_answers_are_refused(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("explorl.study.archive_file.MAX_COMPLETIONS", 100)
-    with pytest.raises(StoreError, match=r"mini.json has evaluations of 192 answers in all; at most 100 are laid out"):
+    with pytest.raises(StoreError, match=r"mini.json has evaluations of 192 completions; at most 100"):
         restore([file], tmp_path / "mini")
 
 
@@ -407,7 +407,7 @@ def test_an_unfinished_run_is_not_taken_for_the_finished_one(whole_study: Path, 
     ):
         restore([file], folder)
     assert contents(folder) == before
-    with locked(place), pytest.raises(StoreError, match=r"another process is at work in .*seed-0"):
+    with locked(place), pytest.raises(StoreError, match=r"another process is using .*seed-0"):
         restore([file], folder)
     shutil.rmtree(place)
     assert restore([file], folder) == 1
@@ -495,7 +495,7 @@ def test_in_a_study_with_two_looks_the_seeds_are_fixed(file: Path, tmp_path: Pat
     assert restore([planned], folder) == 4
     assert json.loads((folder / "study.json").read_text())["seeds"] == [3, 1, 0], "in the order of the looks"
     more = changed(file, tmp_path / "more.json", looks(3, 1, 0, 4))
-    with pytest.raises(StoreError, match=r"seeds are fixed: seeds is \[3, 1, 0\] there and \[3, 1, 0, 4\] here"):
+    with pytest.raises(StoreError, match=r"are fixed: seeds is \[3, 1, 0\] there and \[3, 1, 0, 4\] here"):
         restore([more], folder)
     other = changed(file, tmp_path / "other.json", looks(3, 1, 0, keep=2))
     with pytest.raises(StoreError, match="sequential: keep is 1 there and 2 here"):
@@ -596,7 +596,7 @@ def test_keep_overwrites_only_what_it_has(whole_study: Path, file: Path, tmp_pat
         keep(whole_study, tmp_path / "notes.json")
     assert (tmp_path / "notes.json").read_text() == '{"precious": 1}'
     assert mine.read_bytes() == file.read_bytes()
-    with pytest.raises(StoreError, match=r"study.json lies in the study's own folder; .* such as some.json"):
+    with pytest.raises(StoreError, match=r"study.json is inside the study's folder; .* such as some.json"):
         keep(some, some / "study.json")
     with pytest.raises(StoreError, match=r"lies in the study's own folder"):
         keep(some, some / "arms" / ".." / "new.json")

@@ -107,7 +107,7 @@ def test_arms_that_show_nothing_stop_after_the_first_look(tmp_path: Path, traine
     again, text = said(lambda console: run_study(path, folder=folder, console=console))
     assert trained[2:] == [], "nothing is left to run"
     assert again.results["sequential"]["arms"] == results["sequential"]["arms"]
-    assert "as seen in the runs that are done" in text
+    assert "as measured in the finished runs" in text
 
 
 def test_the_first_look_waits_for_every_arm(tmp_path: Path, trained: list[list[str]]) -> None:
@@ -245,7 +245,7 @@ def test_arms_may_come_later_and_those_without_a_run_may_change(tmp_path: Path, 
     path = written(tmp_path, arms={name: arm for name, arm in arms.items() if name != "dead"})
     _, text = said(lambda console: run_study(path, folder=folder, only=["late"], console=console))
     assert "new in this study: late; finished runs are kept" in text
-    assert "no longer in this study: dead, of which nothing was run" in text
+    assert "no longer in this study: dead, which never ran" in text
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert {arm.name for arm in Study.read(folder).arms} == {"plain", "good", "dull", "late"}
 

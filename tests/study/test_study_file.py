@@ -246,7 +246,7 @@ def test_a_policy_of_ones_own_cannot_stand_beside_a_warm_start(tmp_path: Path) -
 def test_seeds() -> None:
     assert checked_seeds(3) == (0, 1, 2)
     assert checked_seeds([4, 2]) == (4, 2)
-    with pytest.raises(ValueError, match="ask for 1 to 10,000, such as 3"):
+    with pytest.raises(ValueError, match="use 1 to 10,000, such as 3"):
         checked_seeds(0)
 
 
@@ -295,11 +295,11 @@ def test_seeds_that_nobody_can_read(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("1-1000000", "1,000,000 seeds; ask for at most 10,000"),
-        ("0-6000,7000-13000", "12,002 seeds; ask for at most 10,000"),
+        ("1-1000000", "1,000,000 seeds; use at most 10,000"),
+        ("0-6000,7000-13000", "12,002 seeds; use at most 10,000"),
         ("0-99999999999999999999", "seed 99999999999999999999; seeds go up to 4294967295"),
         ("4294967296-4294967296", "seed 4294967296; seeds go up to 4294967295"),
-        ("99999999999999999999", "99,999,999,999,999,999,999 seeds; ask for at most 10,000"),
+        ("99999999999999999999", "99,999,999,999,999,999,999 seeds; use at most 10,000"),
         ("9" * 5000, "a number of 5000 digits"),
         ("3," + "9" * 5000, "a number of 5000 digits"),
     ],
@@ -310,9 +310,9 @@ def test_too_many_or_too_large_seeds_are_refused_at_once(text: str, words: str) 
 
 
 def test_too_many_seeds_of_a_file_are_refused_too(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"seeds is 1000000000; ask for 1 to 10,000, such as 3"):
+    with pytest.raises(ConfigError, match=r"seeds is 1000000000; use 1 to 10,000, such as 3"):
         load_study(written(tmp_path, {**SOUND, "seeds": 10**9}))
     with pytest.raises(ConfigError, match=r"the seed 4294967296 is above 4294967295"):
         load_study(written(tmp_path, {**SOUND, "seeds": [2**32]}))
-    with pytest.raises(ValueError, match=r"there are 10,001 seeds; ask for at most 10,000"):
+    with pytest.raises(ValueError, match=r"there are 10,001 seeds; use at most 10,000"):
         checked_seeds(range(10_001))
