@@ -38,9 +38,7 @@ CYCLES: Exceptions = {
 
 # A public class name and in how many modules it is defined.
 DUPLICATE_CLASSES: Exceptions = {
-    ("Arm", 2): "study.file has the specification, study.watch the state that it shows",
     ("Choice", 2): "a pass in modeling.passes; a task and its parsed letter in tasks",
-    ("Outcome", 2): "to be renamed after what each holds",
 }
 
 # The name of a file and how many have it.
@@ -64,8 +62,6 @@ PRIVATE_NAMES_OF_TRL: Exceptions = {
 BANNED_WORDS: Exceptions = {
     ("report", "anew"): "to be rewritten",
     ("sandbox", "nobody"): "the Unix user of this name in sandbox.kernel; elsewhere to be rewritten",
-    ("study", "anew"): "to be rewritten",
-    ("study", "but for"): "to be rewritten",
     ("tasks", "anew"): "to be rewritten",
     ("tasks", "but for"): "to be rewritten",
     ("tasks", "nobody"): "to be rewritten",
@@ -76,6 +72,5 @@ BANNED_WORDS: Exceptions = {
 DOCSTRINGS_WITHOUT_VERB: Exceptions = {
     ("report",): "to be rewritten",
     ("rollout",): "to be rewritten",
-    ("study",): "to be rewritten",
     ("tasks",): "to be rewritten",
 }

@@ -95,8 +95,8 @@ def test_what_comes_next(
         (("folder",), ("folder is a folder", "deng")),
         (("deng",), ("deng has profiles", "--profile: tiny or gpu")),
         (("deng", "--profile", "tinny"), ("'tinny'", "did you mean 'tiny'?")),
-        (("effects", "--profile", "tiny"), ("effects has no profiles", "leave it out")),
-        (("x" * 5000,), ("no study",)),
+        (("effects", "--profile", "tiny"), ("effects has no profiles", "remove it")),
+        (("x" * 5000,), ("unknown study",)),
     ],
 )
 def test_what_is_no_study_is_told_in_two_lines(

@@ -17,7 +17,15 @@ from explorl.cli import output
 from explorl.core.store import cleaned
 from explorl.core.text import clean
 from explorl.study import arm as arm_process
-from explorl.study.run_study import _print_plan, _progress, _Run, _Runner, _write_death, locked_study, write_results
+from explorl.study.run_study import (
+    StudyRun,
+    _print_plan,
+    _progress,
+    _Runner,
+    _write_exit_error,
+    locked_study,
+    write_results,
+)
 from explorl.study.spec import load_study
 
 from ..hostile import HOSTILE, NAMES, raw
@@ -80,7 +88,7 @@ def test_the_plan_and_the_end_of_a_run(hostile_study: Path, tmp_path: Path, stud
     console = Console(file=out, width=400)
     with locked_study(tmp_path / "in[/b]", load_study(path)) as study:
         _print_plan(study, tmp_path / "in[/b]", console)
-        run = _Run(tmp_path / "in[/b]", study.arms[1], 0)
+        run = StudyRun(tmp_path / "in[/b]", study.arms[1], 0)
         run.folder.mkdir(parents=True)
         (run.folder / "error.txt").write_text("\x1b[2J[/i]")
 
@@ -115,7 +123,7 @@ def test_what_a_process_leaves_of_its_error(
     assert not raw(left)
     assert not raw(capsys.readouterr().err)
     (tmp_path / "log.txt").write_bytes(b"\x1b[2J\xff[/b]\n")
-    _write_death(tmp_path, 1)
+    _write_exit_error(tmp_path, 1)
     assert (tmp_path / "error.txt").read_text() == "␛[2J\ufffd[/b]\nthe process ended with exit code 1\n"
 
 

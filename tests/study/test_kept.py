@@ -16,8 +16,8 @@ from rich.console import Console
 from explorl.analysis.study_results import results_table, study_results
 from explorl.cli.app import main
 from explorl.core.store import RunStore, StoreError, atomic_files, locked
-from explorl.study.archive import UNKNOWN, keep, restore
-from explorl.study.arm import done, run_folder
+from explorl.study.archive import NOT_ARCHIVED, keep, restore
+from explorl.study.arm import is_done, run_folder
 from explorl.study.run_study import default_folder, locked_study, run_study, study_status, write_results
 from explorl.study.spec import load_study
 from explorl.study.watch import frame
@@ -67,7 +67,7 @@ def test_a_restored_study_says_the_same(whole_study: Path, file: Path, tmp_path:
     for one, other in zip(before["arms"], after["arms"], strict=True):
         assert one["errors"]["by operands"] == other["errors"]["by operands"]
         wrong = sum(one["errors"]["by kind"].values())
-        assert other["errors"]["by kind"] == ({UNKNOWN: wrong} if wrong else {})
+        assert other["errors"]["by kind"] == ({NOT_ARCHIVED: wrong} if wrong else {})
         assert other["errors"]["by operation"] == {}, "the answers are not known, nor are their operations"
         assert {**one, "errors": None} == {**other, "errors": None}, "bit for bit"
     assert {**before, "arms": None, "rollouts": None} == {**after, "arms": None, "rollouts": None}
@@ -136,7 +136,7 @@ def test_seeds_of_two_machines_are_added_up_in_any_order(whole_study: Path, file
 def test_a_restored_run_says_that_it_has_no_policy(file: Path, tmp_path: Path) -> None:
     restore([file], tmp_path / "mini")
     run = run_folder(tmp_path / "mini", "plain", 0)
-    assert "its policy was not kept" in (run / "model" / "README.md").read_text()
+    assert "which has no policy" in (run / "model" / "README.md").read_text()
     assert RunStore.open(run).kind == "grpo"
     assert set(pq.read_table(run / "evaluations" / "step-000002.parquet")["completion"].to_pylist()) == {None}
 
@@ -197,7 +197,7 @@ def test_warm_starts_that_differ_are_told_of(whole_study: Path, tmp_path: Path) 
     restore(files[1:], tmp_path / "one", said.append)
     restore(files, tmp_path / "both", said.append)
     assert len(said) == 2
-    assert all("not all the same warm start" in one and "seed-0 and " in one for one in said)
+    assert all("different warm starts" in one and "seed-0 and " in one for one in said)
     assert all(one.endswith("seed-1") for one in said)
 
 
@@ -217,7 +217,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         r"slug is '/nowhere/escaped'.*'plain'",
     ),
     "slug twice": (lambda r: r["study"]["arms"][1].update(slug="plain"), r"slug is 'plain'.*'shaped-hot'"),
-    "name twice": (lambda r: r["study"]["arms"].append(r["study"]["arms"][0]), r"arm 'plain' twice"),
+    "name twice": (lambda r: r["study"]["arms"].append(r["study"]["arms"][0]), r"duplicate arm 'plain'"),
     "same folder": (
         lambda r: r["study"]["arms"].append({**r["study"]["arms"][0], "name": "Plain"}),
         r"'plain' and 'Plain' have the same folder",
@@ -234,7 +234,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         lambda r: (r["runs"][0].update(seed=77), r["runs"][0]["config"].update(seed=77)),
         r"seed is 77.*has 0, 1",
     ),
-    "seeds twice": (lambda r: r["study"].update(seeds=[0, 1, 1]), r"study.*seed 1 is given 2 times"),
+    "seeds twice": (lambda r: r["study"].update(seeds=[0, 1, 1]), r"study.*seed 1 is listed 2 times"),
     "seeds text": (lambda r: r["study"].update(seeds="01"), r"study.seeds is '01'.*list"),
     "arm strange": (lambda r: r["runs"][0].update(arm="nobody"), r"arm is 'nobody'.*has 'plain'"),
     "run twice": (lambda r: r["runs"].append(r["runs"][0]), r"arm 'plain', seed 0.* twice"),
@@ -254,7 +254,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "steps text": (lambda r: r["study"]["arms"][0]["config"]["training"].update(steps="2"), r"training.steps is '2'"),
     "looks": (
         lambda r: r["study"].update(sequential={"first": 2, "keep": 1, "measures": ["pass@1"]}),
-        r"sequential.first is 2, and there are 2 seeds",
+        r"sequential.first is 2, but there are 2 seeds",
     ),
     "problems lacking": (lambda r: r.pop("problems"), r"lacks problems"),
     "problems strange": (lambda r: last(r).update(problems="99"), r"seed 1.*step-000002.*problems is '99'.*'0'"),
@@ -292,8 +292,8 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         r"arm 'plain', seed 0.* twice",
     ),
     "failed seed": (lambda r: r.update(failed=[{"arm": "plain", "seed": "../x", "error": "x"}]), r"seed is '../x'"),
-    "newer": (lambda r: r.update({"explorl study": 2}), r"of a newer Explorl \(format 2; this one reads 1\); update"),
-    "no format": (lambda r: r.update({"explorl study": True}), r"is not a study's results; write such a file with"),
+    "newer": (lambda r: r.update({"explorl study": 2}), r"by a newer Explorl \(format 2; this one reads 1\); update"),
+    "no format": (lambda r: r.update({"explorl study": True}), r"is not a study's archive; write one with"),
 }
 
 
@@ -312,9 +312,9 @@ def test_a_file_with_a_fault_is_refused_whole(name: str, file: Path, tmp_path: P
     [
         (b"[" * 200_000, "bad.json is nested over 64 levels"),
         (b"", "bad.json is not JSON"),
-        (b"[1, 2]", "bad.json is not a study's results; write such a file with"),
+        (b"[1, 2]", "bad.json is not a study's archive; write one with"),
         (b'{"explorl study": 1, "\xff": 1}', "bad.json is not JSON"),
-        (None, "bad.json is no file"),
+        (None, "bad.json is not a file"),
     ],
 )
 def test_a_file_of_something_else_is_refused(text: bytes | None, words: str, file: Path, tmp_path: Path) -> None:
@@ -326,8 +326,8 @@ def test_a_file_of_something_else_is_refused(text: bytes | None, words: str, fil
 
 
 def test_too_many_answers_are_refused(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explorl.study.archive_file.MOST_ANSWERS", 100)
-    with pytest.raises(StoreError, match=r"mini.json has evaluations of 192 answers in all; at most 100 are laid out"):
+    monkeypatch.setattr("explorl.study.archive_file.MAX_COMPLETIONS", 100)
+    with pytest.raises(StoreError, match=r"mini.json has evaluations of 192 completions; at most 100"):
         restore([file], tmp_path / "mini")
 
 
@@ -403,15 +403,16 @@ def test_an_unfinished_run_is_not_taken_for_the_finished_one(whole_study: Path, 
     (place / "metrics.jsonl").write_text("".join(line for line in lines if '"step": 2' not in line))
     before = contents(folder)
     with pytest.raises(
-        StoreError, match=r"seed-0 is unfinished \(step 1 of 2\); remove it to take the finished one from .*mini.json"
+        StoreError,
+        match=r"seed-0 is unfinished \(step 1 of 2\); remove it to restore the finished one from .*mini.json",
     ):
         restore([file], folder)
     assert contents(folder) == before
-    with locked(place), pytest.raises(StoreError, match=r"another process is at work in .*seed-0"):
+    with locked(place), pytest.raises(StoreError, match=r"another process is using .*seed-0"):
         restore([file], folder)
     shutil.rmtree(place)
     assert restore([file], folder) == 1
-    assert done(RunStore(place))
+    assert is_done(RunStore(place))
 
 
 def test_what_failed_with_more_than_an_error_stays(whole_study: Path, file: Path, tmp_path: Path) -> None:
@@ -422,7 +423,7 @@ def test_what_failed_with_more_than_an_error_stays(whole_study: Path, file: Path
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     (place / "error.txt").write_text("CUDA out of memory\n")
     (place / "log.txt").write_text("a long story\n")
-    with pytest.raises(StoreError, match=r"seed-0 has failed \(step 0 of 2\); remove it to take the finished one"):
+    with pytest.raises(StoreError, match=r"seed-0 has failed \(step 0 of 2\); remove it to restore the finished one"):
         restore([file], folder)
     assert (place / "log.txt").exists()
 
@@ -495,7 +496,7 @@ def test_in_a_study_with_two_looks_the_seeds_are_fixed(file: Path, tmp_path: Pat
     assert restore([planned], folder) == 4
     assert json.loads((folder / "study.json").read_text())["seeds"] == [3, 1, 0], "in the order of the looks"
     more = changed(file, tmp_path / "more.json", looks(3, 1, 0, 4))
-    with pytest.raises(StoreError, match=r"seeds are fixed: seeds is \[3, 1, 0\] there and \[3, 1, 0, 4\] here"):
+    with pytest.raises(StoreError, match=r"are fixed: seeds is \[3, 1, 0\] there and \[3, 1, 0, 4\] here"):
         restore([more], folder)
     other = changed(file, tmp_path / "other.json", looks(3, 1, 0, keep=2))
     with pytest.raises(StoreError, match="sequential: keep is 1 there and 2 here"):
@@ -560,7 +561,7 @@ def test_an_interrupted_restore_leaves_whole_runs_and_goes_on(
 
     while interrupted(places):
         folders = list((tmp_path / "mini").glob("arms/*/seed-*"))
-        assert all(done(RunStore(one)) and (one / "config.yaml").exists() for one in folders)
+        assert all(is_done(RunStore(one)) and (one / "config.yaml").exists() for one in folders)
         restore([file], tmp_path / "mini")
         keep(tmp_path / "mini", tmp_path / "again.json")
         assert (tmp_path / "again.json").read_bytes() == file.read_bytes()
@@ -590,13 +591,11 @@ def test_keep_overwrites_only_what_it_has(whole_study: Path, file: Path, tmp_pat
     with pytest.raises(StoreError, match=r"other.json holds another study than .*: name is 'maxi' there.*other-2.json"):
         keep(whole_study, other)
     (tmp_path / "notes.json").write_text('{"precious": 1}')
-    with pytest.raises(
-        StoreError, match=r"notes.json is there, and holds no results that can be read; .* such as .*notes-2.json"
-    ):
+    with pytest.raises(StoreError, match=r"notes.json exists and is not a readable archive; .* such as .*notes-2.json"):
         keep(whole_study, tmp_path / "notes.json")
     assert (tmp_path / "notes.json").read_text() == '{"precious": 1}'
     assert mine.read_bytes() == file.read_bytes()
-    with pytest.raises(StoreError, match=r"study.json lies in the study's own folder; .* such as some.json"):
+    with pytest.raises(StoreError, match=r"study.json is inside the study's folder; .* such as some.json"):
         keep(some, some / "study.json")
     with pytest.raises(StoreError, match=r"lies in the study's own folder"):
         keep(some, some / "arms" / ".." / "new.json")
@@ -614,7 +613,7 @@ def test_what_cannot_be_kept_is_told(whole_study: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "none.json").exists()
         shutil.rmtree(folder)
 
-    fails("has no run that is done", lambda folder: shutil.rmtree(folder / "arms"))
+    fails("has no finished run", lambda folder: shutil.rmtree(folder / "arms"))
     fails(r"study.json holds no mapping", lambda folder: (folder / "study.json").write_text("[]"))
     start = Path("arms/plain/seed-0/evaluations/step-000001.json")
     fails(r"step-000001.json holds \[1\], not the summary", lambda folder: (folder / start).write_text("[1]"))

@@ -21,10 +21,10 @@ from explorl.core.store import StoreError, write_json, write_parquet
 from explorl.report.study_page import _note
 from explorl.study import run_study as study_run
 from explorl.study.arm import run_folder
-from explorl.study.plan import effect_words, size_words
-from explorl.study.run_study import _Run, _Runner, locked_study, run_study, study_status
+from explorl.study.plan import effect_text, size_text
+from explorl.study.run_study import StudyRun, _Runner, locked_study, run_study, study_status
 from explorl.study.spec import Study, load_study
-from explorl.study.watch import _study
+from explorl.study.watch import _study_progress
 
 FILE: dict[str, Any] = {
     "name": "planted",
@@ -50,7 +50,7 @@ def written(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def plant(run: _Run) -> None:
+def plant(run: StudyRun) -> None:
     """A finished run of an arm whose share of right answers is known."""
     rng = np.random.default_rng([run.seed, len(run.arm.name)])
     problems = [f"countdown:{i}-2-3=6" for i in range(40) for _ in range(4)]
@@ -92,8 +92,8 @@ def test_arms_that_show_nothing_stop_after_the_first_look(tmp_path: Path, traine
         [f"{name}, seed {seed}" for seed in (2, 3, 4) for name in ("plain", "good")],
     ]
     assert outcome.failed == []
-    assert "after the first look go on: good" in text
-    assert "after the first look stop for futility: dull, dead" in text
+    assert "after the interim look continue: good" in text
+    assert "after the interim look stop for futility: dull, dead" in text
     results = outcome.results
     assert results["sequential"]["arms"] == {
         "good": {"decision": "goes on", "look": 2},
@@ -107,7 +107,7 @@ def test_arms_that_show_nothing_stop_after_the_first_look(tmp_path: Path, traine
     again, text = said(lambda console: run_study(path, folder=folder, console=console))
     assert trained[2:] == [], "nothing is left to run"
     assert again.results["sequential"]["arms"] == results["sequential"]["arms"]
-    assert "as seen in the runs that are done" in text
+    assert "as measured in the finished runs" in text
 
 
 def test_the_first_look_waits_for_every_arm(tmp_path: Path, trained: list[list[str]]) -> None:
@@ -115,7 +115,7 @@ def test_the_first_look_waits_for_every_arm(tmp_path: Path, trained: list[list[s
     only = ["plain", "good"]
     outcome, text = said(lambda console: run_study(path, folder=folder, only=only, console=console))
     assert trained == [[f"{name}, seed {seed}" for seed in (0, 1) for name in only]]
-    assert "the first look waits for the first 2 seeds of dull, dead" in text
+    assert "the interim look waits for the first 2 seeds of dull, dead" in text
     told = outcome.results["sequential"]
     assert (told["waiting"], told["arms"]["good"]) == (["dull", "dead"], {"decision": "waits", "look": 1})
     assert told["arms"]["dead"] == {"decision": "waits", "look": 0}
@@ -163,7 +163,7 @@ def test_runs_that_no_look_has_asked_for_are_not_waited_for(tmp_path: Path, trai
     states = {(row[0], row[1]): row[2] for row in study_status(folder).rows}
     assert [states["plain", seed] for seed in (0, 1, 2)] == ["done", "done", "later"]
     assert [states["good", seed] for seed in (1, 2)] == ["waiting", "later"]
-    assert {arm.name: arm.progress for arm in _study(folder)[1]}["plain"] == "6/6"
+    assert {arm.name: arm.progress for arm in _study_progress(folder)[1]}["plain"] == "6/6"
 
 
 def test_an_arms_words_name_what_the_correction_is_over(tmp_path: Path, trained: list[list[str]]) -> None:
@@ -200,19 +200,19 @@ def test_the_table_and_the_page_say_seeds_and_looks(tmp_path: Path, trained: lis
 
 def test_a_plan_says_what_the_design_can_find(tmp_path: Path) -> None:
     study = load_study(written(tmp_path))
-    assert size_words(study) == "4 arms × 2 seeds, then 1 arm and plain × 3 more, 3 steps each"
-    words = effect_words(study, tmp_path / "nothing")
+    assert size_text(study) == "4 arms × 2 seeds, then 1 arm and plain × 3 more, 3 steps each"
+    words = effect_text(study, tmp_path / "nothing")
     assert "points of pass@1 at a spread of 2." in words
     assert "the correction over 6 comparisons (3 arms × 2 measures); the spread between seeds is as the study" in words
     plain = load_study(written(tmp_path, sequential=None))
-    assert size_words(plain) == "4 arms × 5 seeds, 3 steps each"
-    assert "Minimum detectable effect: 3.4 points" in effect_words(plain, tmp_path / "nothing")
+    assert size_text(plain) == "4 arms × 5 seeds, 3 steps each"
+    assert "Minimum detectable effect: 3.4 points" in effect_text(plain, tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        ({"first": 5, "keep": 1}, "sequential.first is 5 and there are 5 seeds in .* such as 3 of 8"),
+        ({"first": 5, "keep": 1}, "sequential.first is 5, but .* has 5 seeds.* such as 3 of 8"),
         ({"first": 1, "keep": 1}, "sequential.first is 1"),
         ({"first": 2, "keep": 0}, "sequential.keep is 0"),
         ({"first": 2}, "lacks the key sequential.keep"),
@@ -220,9 +220,9 @@ def test_a_plan_says_what_the_design_can_find(tmp_path: Path) -> None:
         ({"first": 2, "keep": 1, "measures": []}, "sequential.measures"),
         (
             {"first": 2, "keep": 1, "measures": ["pass@8"]},
-            "has 'pass@8' .*; with 4 samples there are pass@1, pass@2, pass@4,",
+            "has 'pass@8' .*; with 4 samples use pass@1, pass@2, pass@4,",
         ),
-        ({"first": 2, "keep": 1, "measures": ["area", "area"]}, "named twice"),
+        ({"first": 2, "keep": 1, "measures": ["area", "area"]}, "duplicate measure"),
     ],
 )
 def test_a_plan_that_cannot_be_is_one_clear_error(plan: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -244,8 +244,8 @@ def test_arms_may_come_later_and_those_without_a_run_may_change(tmp_path: Path, 
     arms = {**FILE["arms"], "dull": {"strategies": [{"egsw": {"alpha": 0.8}}]}, "late": {}}
     path = written(tmp_path, arms={name: arm for name, arm in arms.items() if name != "dead"})
     _, text = said(lambda console: run_study(path, folder=folder, only=["late"], console=console))
-    assert "new in this study: late; runs that are done stay as they are" in text
-    assert "no longer in this study: dead, of which nothing was run" in text
+    assert "new in this study: late; finished runs are kept" in text
+    assert "no longer in this study: dead, which never ran" in text
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert {arm.name for arm in Study.read(folder).arms} == {"plain", "good", "dull", "late"}
 
@@ -257,7 +257,7 @@ def test_what_would_make_runs_incomparable_is_refused(tmp_path: Path, trained: l
         held(tmp_path, changed)
     with pytest.raises(StoreError, match=r"it has the arm 'good'; .* or the arm's runs in .*/arms/good"):
         held(tmp_path, {name: arm for name, arm in FILE["arms"].items() if name != "good"})
-    with pytest.raises(StoreError, match="two looks, whose seeds are fixed: seeds is"):
+    with pytest.raises(StoreError, match="an interim look are fixed: seeds is"):
         held(tmp_path, seeds=6)
     with pytest.raises(StoreError, match=r"sequential: keep is 1 there and 2 here"):
         held(tmp_path, sequential={**FILE["sequential"], "keep": 2})

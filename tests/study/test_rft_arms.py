@@ -12,7 +12,7 @@ from tools.docs.results import END, page_with, results_section
 
 from explorl.core.config import ConfigError
 from explorl.core.store import RunStore
-from explorl.study.arm import done, run_arm, run_folder
+from explorl.study.arm import is_done, run_arm, run_folder
 from explorl.study.run_study import locked_study, study_status, write_results
 from explorl.study.spec import Study, load_study
 
@@ -66,7 +66,7 @@ def test_rft_and_grpo_stand_in_one_table(tmp_path: Path) -> None:
         for arm in study.arms:
             run_arm(folder, arm.slug, 0)
             store = RunStore(run_folder(folder, arm.slug, 0))
-            assert done(store)
+            assert is_done(store)
             assert store.kind == arm.kind
         results = write_results(folder)
     grpo, rft = results["arms"]

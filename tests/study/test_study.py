@@ -23,18 +23,18 @@ from explorl.core.store import RunStore, StoreError, is_locked, locked
 from explorl.core.terminal import Pace
 from explorl.models import ModelError
 from explorl.study.arm import (
-    done,
+    budget_check,
+    is_done,
+    is_prepared,
     main,
     prepare,
-    prepared,
     run_arm,
     run_folder,
-    spent,
     trained_steps,
 )
 from explorl.study.run_study import (
-    Outcome,
-    _Run,
+    StudyOutcome,
+    StudyRun,
     environment,
     locked_study,
     run_study,
@@ -55,7 +55,7 @@ run_study(sys.argv[1], folder=sys.argv[2], seeds=1, jobs=1, console=Console())
 
 
 @pytest.fixture(scope="module")
-def killed_study(study_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, Outcome, str]:
+def killed_study(study_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, StudyOutcome, str]:
     """A study with one seed, killed in the middle of its first run and started again."""
     folder = tmp_path_factory.mktemp("killed") / "study"
     runner = subprocess.Popen([sys.executable, "-c", RUN, str(study_file), str(folder)], stdout=subprocess.DEVNULL)
@@ -82,7 +82,7 @@ def _wait(condition: Any, seconds: float = 180) -> None:
 
 @pytest.mark.slow
 def test_killing_the_study_kills_its_runs_and_starting_again_ends_with_the_same(
-    killed_study: tuple[Path, int, Outcome, str], whole_study: Path, study_file: Path, tmp_path: Path
+    killed_study: tuple[Path, int, StudyOutcome, str], whole_study: Path, study_file: Path, tmp_path: Path
 ) -> None:
     _, reached, outcome, _ = killed_study
     assert reached >= 1
@@ -107,7 +107,7 @@ def _comparable(results: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_failed_arm_is_told_and_stops_no_other(killed_study: tuple[Path, int, Outcome, str]) -> None:
+def test_a_failed_arm_is_told_and_stops_no_other(killed_study: tuple[Path, int, StudyOutcome, str]) -> None:
     folder, _, outcome, printed = killed_study
     assert outcome.failed == ["broken, seed 0"]
     place = run_folder(folder, "broken", 0)
@@ -124,7 +124,7 @@ def test_a_failed_arm_is_told_and_stops_no_other(killed_study: tuple[Path, int, 
 
 
 @pytest.mark.slow
-def test_status_says_where_each_run_is(killed_study: tuple[Path, int, Outcome, str]) -> None:
+def test_status_says_where_each_run_is(killed_study: tuple[Path, int, StudyOutcome, str]) -> None:
     folder, _, outcome, _ = killed_study
     table = study_status(folder)
     assert table.columns == ("arm", "seed", "state", "step", "pass@1", "pass@2", "seconds")
@@ -139,7 +139,7 @@ def test_status_says_where_each_run_is(killed_study: tuple[Path, int, Outcome, s
 
 
 @pytest.mark.slow
-def test_every_file_of_a_finished_study_is_whole(killed_study: tuple[Path, int, Outcome, str]) -> None:
+def test_every_file_of_a_finished_study_is_whole(killed_study: tuple[Path, int, StudyOutcome, str]) -> None:
     folder, _, outcome, _ = killed_study
     assert json.loads((folder / "results.json").read_text()) == outcome.results
     for path in folder.rglob("*"):
@@ -158,7 +158,7 @@ def test_every_file_of_a_finished_study_is_whole(killed_study: tuple[Path, int, 
 
 
 @pytest.mark.slow
-def test_what_is_done_is_not_run_again(killed_study: tuple[Path, int, Outcome, str], study_file: Path) -> None:
+def test_what_is_done_is_not_run_again(killed_study: tuple[Path, int, StudyOutcome, str], study_file: Path) -> None:
     folder, _, outcome, _ = killed_study
     before = {path: path.stat().st_mtime_ns for path in folder.glob("arms/*/seed-0/metrics.jsonl")}
     again = run_study(study_file, folder=folder, seeds=1, only=["plain"], console=Console(quiet=True))
@@ -233,9 +233,9 @@ def test_an_arm_is_evaluated_at_its_end_even_where_no_evaluation_is_due(whole_st
     before = pq.read_table(place / "evaluations" / "step-000002.parquet")
     for path in place.glob("evaluations/step-000002.*"):
         path.unlink()
-    assert not done(RunStore(place))
+    assert not is_done(RunStore(place))
     run_arm(folder, "plain", 0)
-    assert done(RunStore(place))
+    assert is_done(RunStore(place))
     assert pq.read_table(place / "evaluations" / "step-000002.parquet").equals(before)
     steps = [r["step"] for r in RunStore(place).metrics() if r["kind"] == "evaluation"]
     assert steps == [0, 1, 2], "and told once"
@@ -270,9 +270,9 @@ def test_the_warm_start_and_the_solve_rates_are_made_once_and_shared(study_file:
     (tmp_path / "warm.yaml").write_text(text + warm)
     folder = tmp_path / "study"
     with locked_study(folder, load_study(tmp_path / "warm.yaml")) as study:
-        assert not prepared(folder, study)
+        assert not is_prepared(folder, study)
         prepare(folder)
-        assert prepared(folder, study)
+        assert is_prepared(folder, study)
         rates = json.loads((folder / "solve-rates.json").read_text())
         assert len(rates) == 8
         assert {rate * 4 % 1 for rate in rates.values()} == {0}, "four samples of each problem"
@@ -281,7 +281,7 @@ def test_the_warm_start_and_the_solve_rates_are_made_once_and_shared(study_file:
         assert (folder / "warm-start" / "model" / "model.safetensors").stat().st_mtime_ns == made
         run_arm(folder, "broken", 1)
     store = RunStore.open(run_folder(folder, "broken", 1))
-    assert done(store)
+    assert is_done(store)
     assert store.config()["model"]["name"] == str((folder / "warm-start" / "model").resolve())
     seen = set(pq.read_table(store.rollouts / "step-000001.parquet").to_pydict()["prompt"])
     easiest = sorted(rates, key=lambda prompt: -rates[prompt])[:4]
@@ -291,7 +291,7 @@ def test_the_warm_start_and_the_solve_rates_are_made_once_and_shared(study_file:
 def test_a_budget_of_tokens_or_minutes_is_spent_at_its_step(tmp_path: Path) -> None:
     """Steps of 100 tokens and 30 seconds; the step that has just ended is not logged yet."""
     store = RunStore.create(tmp_path / "run", {})
-    tokens, minutes = spent(store, {"tokens": 400}), spent(store, {"minutes": 1.5})
+    tokens, minutes = budget_check(store, {"tokens": 400}), budget_check(store, {"minutes": 1.5})
     stopped = {"tokens": 0, "minutes": 0}
     for step in range(1, 7):
         for name, stop in (("tokens", tokens), ("minutes", minutes)):
@@ -305,21 +305,21 @@ def test_the_time_left_is_told_by_steps_of_the_same_kind(study_file: Path, tmp_p
     """Not by the start-up that comes before them, and not before three steps have been timed."""
     study = load_study(study_file)
     study = replace(study, arms=tuple(replace(arm, config={**arm.config, "training": TEN_STEPS}) for arm in study.arms))
-    first, second, third = (_Run(tmp_path, study.arms[0], seed) for seed in range(3))
+    first, second, third = (StudyRun(tmp_path, study.arms[0], seed) for seed in range(3))
     running = [first, second]
     for run in running:
-        run.begin(0.0)
+        run.start_clock(0.0)
         run.folder.mkdir(parents=True)
     for step, now in ((1, 60.0), (2, 62.0), (3, 64.0), (4, 66.0)):
         assert time_left(running, [], [third], 2) is None, "the first step also has the start-up in it"
         for run in running:
             run.store.append_metrics({"kind": "train", "step": step})
-            run.look(now)
+            run.update_pace(now)
     assert time_left(running, [], [], 2) == pytest.approx(6 * 2.0)
     assert time_left(running, [], [third], 2) == pytest.approx(6 * 2.0 + 60 + 9 * 2.0)
     assert time_left([first], [second], [third], 2) == pytest.approx(60 + 9 * 2.0), "one slot is free at once"
 
-    other = _Run(tmp_path, replace(study.arms[1], kind="rft"), 0)
+    other = StudyRun(tmp_path, replace(study.arms[1], kind="rft"), 0)
     assert time_left(running, [], [other], 2) is None, "steps of another kind tell nothing"
 
 

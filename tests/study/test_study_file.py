@@ -13,7 +13,7 @@ from explorl.core.config import ConfigError
 from explorl.core.merge import flatten
 from explorl.core.store import cleaned
 from explorl.strategies import REGISTRY
-from explorl.study.spec import Study, checked_seeds, inert, load_study, seeds_in, slug
+from explorl.study.spec import Study, checked_seeds, inert_settings, load_study, seeds_in, slug
 
 from ..hostile import NAMES
 
@@ -46,7 +46,7 @@ def test_the_papers_studies_build_every_arm(name: str, profile: str, tmp_path: P
     for arm in study.arms:
         config = study.arm_config(arm, 7, tmp_path)
         assert config.seed == 7
-        assert not inert(arm), "every strategy has an effect"
+        assert not inert_settings(arm), "every strategy has an effect"
         assert config.training.steps == study.budget["steps"]
     assert study.needs_solve_rates == (name == "mecklenburg")
 
@@ -58,7 +58,7 @@ def test_the_frontier_study_builds_every_arm_and_looks_twice(tmp_path: Path) -> 
     plain = flatten(study.arm_config(study.arm("GRPO"), 0, tmp_path).dump())
     for arm in study.arms:
         config = study.arm_config(arm, 0, tmp_path)
-        assert not inert(arm), "every strategy has an effect"
+        assert not inert_settings(arm), "every strategy has an effect"
         other = {key for key, value in flatten(config.dump()).items() if plain.get(key) != value}
         assert other or arm.name == "GRPO", "an arm differs from the baseline"
         assert all(key.startswith(("strategies", "training.dynamic_sampling")) for key in other), other
@@ -137,17 +137,17 @@ def test_a_profile_changes_anything(tmp_path: Path) -> None:
         ({"arms": {"a": {"strategies": [{"egsw": {"alpa": 1}}]}}}, ["arm 'a'", "hyperparameter 'alpa'", "alpha"]),
         ({"arms": {"a": {"strategies": [{"egsw": {"alpha": "x"}}]}}}, ["arm 'a'", "egsw: alpha is 'x'"]),
         ({"arms": {"a": {"set": {"seed": 3}}}}, ["arm 'a'", "sets seed", "`seeds`"]),
-        ({"arms": {"a": {"set": {"evaluation.samples": 3}}}}, ["sets evaluation.samples", "judged alike"]),
+        ({"arms": {"a": {"set": {"evaluation.samples": 3}}}}, ["sets evaluation.samples", "all arms share"]),
         ({"arms": {"a": {"set": {"training.steps": 3}}}}, ["sets training.steps", "`budget`"]),
-        ({"arms": {"a": {"set": {"strategies": []}}}}, ["sets strategies", "the arm's own"]),
+        ({"arms": {"a": {"set": {"strategies": []}}}}, ["sets strategies", "the arm's `strategies`"]),
         ({"arms": {"a": None, "A": None}}, ["'a', 'A'", "same folder name 'a'", "rename one"]),
         ({"arms": {"a": None, "a…": None}}, ["'a', 'a…'", "same folder name 'a'", "rename one"]),
-        ({"arms": {"a": None, "x\x1b": None, "x␛": None}}, ["the same where they are shown", "rename one"]),
+        ({"arms": {"a": None, "x\x1b": None, "x␛": None}}, ["displayed alike", "rename one"]),
         ({"arms": {"a": None, "n" * 101: None}}, ["'" + "n" * 40 + "…'", "101 characters", "at most 100"]),
-        ({"baseline": "c"}, ["baseline is 'c'", "no arm"]),
+        ({"baseline": "c"}, ["baseline is 'c'", "not an arm"]),
         ({"without": ["c"]}, ["no arm 'c'"]),
-        ({"seeds": [0, 1, 0]}, ["the seed 0 is given 2 times"]),
-        ({"seeds": []}, ["there are no seeds"]),
+        ({"seeds": [0, 1, 0]}, ["the seed 0 is listed 2 times"]),
+        ({"seeds": []}, ["seeds is empty"]),
         ({"seeds": 0}, ["seeds", "greater than or equal to 1"]),
         ({"base": {"preset": "tini"}}, ["base.preset is 'tini'", "did you mean 'tiny'?"]),
         ({"base": {"task": {"name": "countdwn"}}}, ["base of", "unknown task 'countdwn'"]),
@@ -206,8 +206,8 @@ def test_a_warm_start_on_a_task_without_reference_solutions(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("training.steps=5", "would have no effect: the study has its own budget.steps; change it there"),
-        ("evaluation.every=3", "would have no effect: the study has its own evaluation.every"),
+        ("training.steps=5", "would have no effect: the study sets budget.steps"),
+        ("evaluation.every=3", "would have no effect: the study sets evaluation.every"),
         ("rollout.max_token=3", "--set"),
         ("rollout.max_tokens", "is not key=value"),
         ("rollout.max_tokens=none", "and --set"),
@@ -246,7 +246,7 @@ def test_a_policy_of_ones_own_cannot_stand_beside_a_warm_start(tmp_path: Path) -
 def test_seeds() -> None:
     assert checked_seeds(3) == (0, 1, 2)
     assert checked_seeds([4, 2]) == (4, 2)
-    with pytest.raises(ValueError, match="ask for 1 to 10,000, such as 3"):
+    with pytest.raises(ValueError, match="use 1 to 10,000, such as 3"):
         checked_seeds(0)
 
 
@@ -295,11 +295,11 @@ def test_seeds_that_nobody_can_read(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("1-1000000", "1,000,000 seeds; ask for at most 10,000"),
-        ("0-6000,7000-13000", "12,002 seeds; ask for at most 10,000"),
+        ("1-1000000", "1,000,000 seeds; use at most 10,000"),
+        ("0-6000,7000-13000", "12,002 seeds; use at most 10,000"),
         ("0-99999999999999999999", "seed 99999999999999999999; seeds go up to 4294967295"),
         ("4294967296-4294967296", "seed 4294967296; seeds go up to 4294967295"),
-        ("99999999999999999999", "99,999,999,999,999,999,999 seeds; ask for at most 10,000"),
+        ("99999999999999999999", "99,999,999,999,999,999,999 seeds; use at most 10,000"),
         ("9" * 5000, "a number of 5000 digits"),
         ("3," + "9" * 5000, "a number of 5000 digits"),
     ],
@@ -310,9 +310,9 @@ def test_too_many_or_too_large_seeds_are_refused_at_once(text: str, words: str) 
 
 
 def test_too_many_seeds_of_a_file_are_refused_too(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"seeds is 1000000000; ask for 1 to 10,000, such as 3"):
+    with pytest.raises(ConfigError, match=r"seeds is 1000000000; use 1 to 10,000, such as 3"):
         load_study(written(tmp_path, {**SOUND, "seeds": 10**9}))
     with pytest.raises(ConfigError, match=r"the seed 4294967296 is above 4294967295"):
         load_study(written(tmp_path, {**SOUND, "seeds": [2**32]}))
-    with pytest.raises(ValueError, match=r"there are 10,001 seeds; ask for at most 10,000"):
+    with pytest.raises(ValueError, match=r"there are 10,001 seeds; use at most 10,000"):
         checked_seeds(range(10_001))

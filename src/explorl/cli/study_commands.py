@@ -222,15 +222,15 @@ def watch(
 
 def _print_plan(study: Study, folder: Path | None, only: list[str]) -> None:
     """Print what a study would run."""
-    from explorl.study.plan import effect_words, size_words, unconfined_words
+    from explorl.study.plan import effect_text, size_text, unsandboxed_warnings
     from explorl.study.run_study import default_folder
 
     arms = [study.arm(name) for name in only] or list(study.arms)
     target = folder or default_folder(study)
     print_line((study.title, "bold"))
-    print_line(f"{size_words(study, len(arms))}, in {target}")
-    print_line(effect_words(study, target))
-    for line in unconfined_words(study):
+    print_line(f"{size_text(study, len(arms))}, in {target}")
+    print_line(effect_text(study, target))
+    for line in unsandboxed_warnings(study):
         print_line(line)
     for arm in arms:
         print_line(f"  {arm.name}{', the baseline' if arm.name == study.baseline else ''}")

@@ -1,10 +1,10 @@
-"""The file that `explorl study keep` writes, and what must hold of one before anything of it reaches a folder.
+"""The archive file of `explorl study keep`, and its validation before anything is restored from it.
 
     {"explorl study": 1, "study": study.json, "problems": {name: ids}, "runs": […], "failed": […]}
 
 A run is `{arm, seed, kind, start, config, provenance, metrics, evaluations}`: `start` is a digest of the warm start,
-and an evaluation has how many samples of each problem were right; `problems` names the list. A file may come from
-anywhere, and its names become paths: all of it is checked, and one with a fault is refused whole.
+and an evaluation counts the correct samples of each problem; `problems` names the list. A file may come from anywhere
+and its names become paths, so everything is checked, and a file with any fault is refused.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from explorl.core.text import clean
 from explorl.study.spec import LONGEST_NAME, Sequential, checked_seeds, slug
 
 FORMAT = 1
-MOST_IN_ONE, MOST_ANSWERS = 10_000_000, 100_000_000
-"""Answers of one evaluation, and of all in a file: each becomes a row of a table."""
+MAX_PER_EVALUATION, MAX_COMPLETIONS = 10_000_000, 100_000_000
+"""Completions of one evaluation, and of a whole file; each becomes a row of a table."""
 
 LONGEST_ERROR = 100_000
-"""Characters of what a run failed with."""
+"""Characters kept of a run's error."""
 
 Part = TypeVar("Part", bound=BaseModel)
 Seed = Annotated[int, Field(ge=0)]
@@ -35,14 +35,14 @@ Name = Annotated[str, Field(min_length=1)]
 EvaluationName = Annotated[str, Field(pattern=r"^step-([0-9]{6}|[1-9][0-9]{6,8})$")]
 
 
-class _Part(BaseModel):
-    """A part of the file: unknown keys are errors."""
+class _Strict(BaseModel):
+    """A part of the file; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
 class _Open(BaseModel):
-    """A part with further keys, which are not looked at."""
+    """A part with further keys, which are ignored."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -61,7 +61,7 @@ class _Rollout(_Open):
 
 
 class _Settings(_Open):
-    """A configuration, as far as results are read with it."""
+    """The keys of a configuration that reading results needs."""
 
     task: _Named
     model: _Named
@@ -70,7 +70,7 @@ class _Settings(_Open):
     strategies: list[Name | Annotated[dict[str, Any], Field(min_length=1)]]
 
 
-class _Arm(_Part):
+class _Arm(_Strict):
     name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
     slug: str
     changes: dict[str, Any]
@@ -80,7 +80,7 @@ class _Arm(_Part):
     @model_validator(mode="after")
     def _folder(self) -> _Arm:
         if self.name != cleaned(self.name):
-            raise ValueError(f"name is {_shown(self.name)}, which cannot be shown as it is; give plain text")
+            raise ValueError(f"name is {_shown(self.name)}, which cannot be displayed; use plain text")
         if self.slug != slug(self.name):
             raise ValueError(f"slug is {_shown(self.slug)}; that of {self.name!r} is {slug(self.name)!r}")
         return self
@@ -114,14 +114,14 @@ class _Study(_Open):
     def _fits(self) -> _Study:
         names = [arm.name for arm in self.arms]
         if double := _double(names):
-            raise ValueError(f"it has the arm {double!r} twice; name each once")
-        if what := same_folder({arm.name: arm.slug for arm in self.arms}):
-            raise ValueError(what)
+            raise ValueError(f"duplicate arm {double!r}; name each once")
+        if clash := folder_clash({arm.name: arm.slug for arm in self.arms}):
+            raise ValueError(clash)
         if self.baseline not in names:
             raise ValueError(f"baseline is {_shown(self.baseline)}; the arms are {_listed(names)}")
         if self.sequential is not None and self.sequential.first >= len(self.seeds):
             raise ValueError(
-                f"sequential.first is {self.sequential.first}, and there are {len(self.seeds)} seeds; it must be fewer"
+                f"sequential.first is {self.sequential.first}, but there are {len(self.seeds)} seeds; use fewer"
             )
         return self
 
@@ -136,7 +136,7 @@ class _Line(_Open):
     @model_validator(mode="after")
     def _scored(self) -> _Line:
         if self.kind == "evaluation" and (self.__pydantic_extra__ or {}).get("pass@1") is None:
-            raise ValueError("it is of kind evaluation and lacks pass@1")
+            raise ValueError("a line of kind evaluation lacks pass@1")
         return self
 
 
@@ -145,19 +145,19 @@ class _Summary(_Open):
     branching: float | None = None
 
 
-class _Evaluation(_Part):
+class _Evaluation(_Strict):
     problems: str
     samples: Annotated[int, Field(ge=1, le=100_000)]
     right: list[Annotated[int, Field(ge=0)]]
     summary: _Summary
 
 
-class _Placed(_Part):
+class _ArmSeed(_Strict):
     arm: str
     seed: Seed
 
 
-class _Run(_Placed):
+class _Run(_ArmSeed):
     kind: str
     start: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
     config: _Settings
@@ -169,20 +169,20 @@ class _Run(_Placed):
     def _finished(self) -> _Run:
         steps = [line.step for line in self.metrics if line.kind == "train"]
         if steps != sorted(steps):
-            raise ValueError("metrics has training steps that are not in their order")
+            raise ValueError("metrics has training steps out of order")
         if (end := f"step-{max(steps, default=0):06d}") not in self.evaluations:
             raise ValueError(f"evaluations lacks {end}, that of the last step")
-        own = (self.config.__pydantic_extra__ or {}).get("seed", self.seed)
-        if own != self.seed:
-            raise ValueError(f"config.seed is {_shown(own)}; the run's seed is {self.seed}")
+        config_seed = (self.config.__pydantic_extra__ or {}).get("seed", self.seed)
+        if config_seed != self.seed:
+            raise ValueError(f"config.seed is {_shown(config_seed)}; the run's seed is {self.seed}")
         return self
 
 
-class _Failed(_Placed):
+class _Failed(_ArmSeed):
     error: Annotated[str, Field(max_length=LONGEST_ERROR)]
 
 
-class _Kept(_Part):
+class _Archive(_Strict):
     format: int = Field(alias="explorl study")
     study: _Study
     problems: dict[str, Annotated[list[str], Field(min_length=1)]]
@@ -190,108 +190,108 @@ class _Kept(_Part):
     failed: list[_Failed] = Field(default_factory=list)
 
 
-def read_kept(file: Path) -> dict[str, Any]:
-    """What a file of results holds; `StoreError` that names the fault where it has one."""
+def read_archive(file: Path) -> dict[str, Any]:
+    """Read and check an archive file; raise `StoreError` that names the fault."""
     if not file.is_file():
-        raise StoreError(f"{file} is no file; give one that `explorl study keep FOLDER FILE` has written")
+        raise StoreError(f"{file} is not a file; give one that `explorl study keep FOLDER FILE` has written")
     record = read_json(file)
-    form = record.get("explorl study") if isinstance(record, dict) else None
-    if type(form) is not int or form < 1:
-        raise StoreError(f"{file} is not a study's results; write such a file with `explorl study keep FOLDER FILE`")
-    if form > FORMAT:
-        raise StoreError(f"{file} is of a newer Explorl (format {form}; this one reads {FORMAT}); update Explorl")
-    check_kept(record, file)
+    version = record.get("explorl study") if isinstance(record, dict) else None
+    if type(version) is not int or version < 1:
+        raise StoreError(f"{file} is not a study's archive; write one with `explorl study keep FOLDER FILE`")
+    if version > FORMAT:
+        raise StoreError(
+            f"{file} was written by a newer Explorl (format {version}; this one reads {FORMAT}); update it"
+        )
+    check_archive(record, file)
     return dict(record)
 
 
-def check_kept(record: dict[str, Any], place: Path) -> None:
-    """That a file's content can be laid out in a folder."""
-    kept = _checked(_Kept, record, place)
-    arms = {arm.name: arm for arm in kept.study.arms}
-    for one in (*kept.runs, *kept.failed):
-        if one.arm not in arms:
-            raise StoreError(f"{place}, a run: arm is {_shown(one.arm)}; the study has {_listed(arms)}")
-        if one.seed not in kept.study.seeds:
-            seeds = _listed(kept.study.seeds)
-            raise StoreError(f"{place}, arm {one.arm!r}: seed is {one.seed}; the study has {seeds}")
-    if double := _double([(one.arm, one.seed) for one in (*kept.runs, *kept.failed)]):
-        raise StoreError(f"{place} has arm {double[0]!r}, seed {double[1]}, twice; keep one of them")
-    for name, ids in kept.problems.items():
+def check_archive(record: dict[str, Any], place: Path) -> None:
+    """Raise `StoreError` unless an archive can be restored to a folder."""
+    archive = _validate(_Archive, record, place)
+    arms = {arm.name: arm for arm in archive.study.arms}
+    for run in (*archive.runs, *archive.failed):
+        if run.arm not in arms:
+            raise StoreError(f"{place}, a run: arm is {_shown(run.arm)}; the study has {_listed(arms)}")
+        if run.seed not in archive.study.seeds:
+            seeds = _listed(archive.study.seeds)
+            raise StoreError(f"{place}, arm {run.arm!r}: seed is {run.seed}; the study has {seeds}")
+    if double := _double([(run.arm, run.seed) for run in (*archive.runs, *archive.failed)]):
+        raise StoreError(f"{place} has arm {double[0]!r}, seed {double[1]}, twice; remove one of them")
+    for name, ids in archive.problems.items():
         if same := _double(cleaned(ids)):
             raise StoreError(f"{place}: problems.{_shown(name)} has {_shown(same)} twice; name each problem once")
-    answers = 0
-    for run in kept.runs:
+    completions = 0
+    for run in archive.runs:
         where = f"{place}, arm {run.arm!r}, seed {run.seed}"
         if run.kind != arms[run.arm].kind:
             raise StoreError(f"{where}: kind is {_shown(run.kind)}; its arm is of kind {arms[run.arm].kind!r}")
         for name, evaluation in run.evaluations.items():
-            if what := _misfit(evaluation, kept.problems):
-                raise StoreError(f"{where}: evaluations.{name}.{what}")
-            answers += evaluation.samples * len(evaluation.right)
-    if answers > MOST_ANSWERS:
-        raise StoreError(
-            f"{place} has evaluations of {answers:,} answers in all; at most {MOST_ANSWERS:,} are laid out"
-        )
+            if fault := _mismatch(evaluation, archive.problems):
+                raise StoreError(f"{where}: evaluations.{name}.{fault}")
+            completions += evaluation.samples * len(evaluation.right)
+    if completions > MAX_COMPLETIONS:
+        raise StoreError(f"{place} has evaluations of {completions:,} completions; at most {MAX_COMPLETIONS:,} fit")
 
 
 def check_study(record: Any, path: Path) -> None:
-    """That a study.json has what results are read with."""
-    _checked(_Study, record, path)
+    """Raise `StoreError` unless a study.json has what reading results needs."""
+    _validate(_Study, record, path)
 
 
-def same_folder(slugs: Mapping[str, str]) -> str | None:
-    """Which two arms would have one folder, in words; `slugs` are their folders' names."""
+def folder_clash(slugs: Mapping[str, str]) -> str | None:
+    """Describe two arms with the same folder name, or return None; `slugs` maps arms to folder names."""
     double = _double([*slugs.values()])
     if double is None:
         return None
-    first, second = [name for name, one in slugs.items() if one == double][:2]
+    first, second = [name for name, slug_ in slugs.items() if slug_ == double][:2]
     return f"the arms {first!r} and {second!r} have the same folder name {double!r}; rename one"
 
 
-def _misfit(evaluation: _Evaluation, problems: Mapping[str, list[str]]) -> str | None:
-    """What of an evaluation does not fit its problems, in words."""
+def _mismatch(evaluation: _Evaluation, problems: Mapping[str, list[str]]) -> str | None:
+    """Describe how an evaluation does not fit its problems, or return None."""
     right, samples = evaluation.right, evaluation.samples
     if evaluation.problems not in problems:
         return f"problems is {_shown(evaluation.problems)}; the file has {_listed(problems)}"
-    if len(right) != (asked := len(problems[evaluation.problems])):
-        return f"right has {len(right)} numbers, and there are {asked} problems"
+    if len(right) != (count := len(problems[evaluation.problems])):
+        return f"right has {len(right)} numbers, but there are {count} problems"
     if max(right) > samples:
-        return f"right.{right.index(max(right))} is {max(right)} of {samples} samples; give {samples} or fewer"
-    if samples * asked > MOST_IN_ONE:
-        return f"samples is {samples} for {asked} problems; at most {MOST_IN_ONE:,} answers are laid out"
+        return f"right.{right.index(max(right))} is {max(right)} of {samples} samples; use {samples} or fewer"
+    if samples * count > MAX_PER_EVALUATION:
+        return f"samples is {samples} for {count} problems; at most {MAX_PER_EVALUATION:,} completions fit"
     return None
 
 
-# ---------------------------------------------------------------------------- faults in words
-WORDS = {
-    "extra_forbidden": "there is no such key; it may be of a newer Explorl",
+# ---------------------------------------------------------------------------- errors
+MESSAGES = {
+    "extra_forbidden": "unknown key; it may be from a newer Explorl",
     "model_type": "it should be a dictionary",
     "too_short": "give at least one",
 }
-"""What to say where pydantic's own words would not help, by the type of its finding."""
+"""Replacements for pydantic's messages, by the type of error."""
 
 
-def _checked(part: type[Part], record: Any, place: Path) -> Part:
+def _validate(part: type[Part], record: Any, place: Path) -> Part:
     for location, number in _odd_numbers(record):
         raise StoreError(f"{place}{_where(record, location)}: {_key(location)} is {number}; give a number, or null")
     try:
         return part.model_validate(record, strict=True)
     except ValidationError as error:
-        finding = error.errors()[0]
-        location, value = finding["loc"], _shown(finding["input"])
+        detail = error.errors()[0]
+        location, value = detail["loc"], _shown(detail["input"])
         where, key = f"{place}{_where(record, location)}", _key(location)
-        why = WORDS.get(finding["type"], finding["msg"].lower())
-        if finding["type"] == "missing":
+        message = MESSAGES.get(detail["type"], detail["msg"].lower())
+        if detail["type"] == "missing":
             raise StoreError(f"{where} lacks {key}") from None
-        if finding["type"] == "value_error":
-            raise StoreError(f"{where}: {f'{key}: ' if key else ''}{finding['ctx']['error']}") from None
+        if detail["type"] == "value_error":
+            raise StoreError(f"{where}: {f'{key}: ' if key else ''}{detail['ctx']['error']}") from None
         if location[-1:] == ("[key]",):
-            raise StoreError(f"{where}: {_key(location[:-2])} has {value}; give names like step-000002") from None
-        raise StoreError(f"{where}: {key or 'it'} is {value}: {why}") from None
+            raise StoreError(f"{where}: {_key(location[:-2])} has {value}; use names like step-000002") from None
+        raise StoreError(f"{where}: {key or 'it'} is {value}: {message}") from None
 
 
 def _odd_numbers(value: Any, location: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], float]]:
-    """Numbers that are not finite, which JSON does not have, and where they are."""
+    """Yield numbers that are not finite, with their locations."""
     if isinstance(value, float) and not math.isfinite(value):
         yield location, value
     elif isinstance(value, dict | list):
@@ -300,7 +300,7 @@ def _odd_numbers(value: Any, location: tuple[Any, ...] = ()) -> Iterator[tuple[t
 
 
 def _where(record: Any, location: tuple[Any, ...]) -> str:
-    """Which run a fault is in."""
+    """Name the run that an error is in."""
     if len(location) < 2 or location[0] not in ("runs", "failed"):
         return ""
     run = record[location[0]][location[1]]
@@ -310,14 +310,14 @@ def _where(record: Any, location: tuple[Any, ...]) -> str:
 
 
 def _key(location: tuple[Any, ...]) -> str:
-    """The dotted key of a fault, within its run where it is in one."""
+    """Return the dotted key of an error, relative to its run."""
     if location[:1] in (("runs",), ("failed",)) and len(location) > 1:
         location = location[2:]
     return " ".join(clean(".".join(str(part)[:80] for part in location)).split())
 
 
 def _shown(value: Any) -> str:
-    """A value as a message shows it, not at its full length."""
+    """Return a value's repr, shortened for a message."""
     text = clean(repr(value))
     return text if len(text) <= 80 else f"{text[:79]}…"
 
@@ -327,5 +327,5 @@ def _listed(values: Iterable[Any]) -> str:
 
 
 def _double(items: list[Any]) -> Any:
-    """The first that is there more than once."""
+    """Return the first duplicate item, or None."""
     return next((item for item, count in Counter(items).items() if count > 1), None)

@@ -1,10 +1,10 @@
-"""One process of a study: a run of an arm with a seed, or what all arms share (warm start and solve rates).
+"""One process of a study: a run of an arm with a seed, or the preparation that all arms share.
 
     python -m explorl.study.arm STUDY --arm plain-grpo --seed 0
     python -m explorl.study.arm STUDY --prepare
 
-The study starts it with a pipe as its standard input and `--supervised`: where the pipe ends, the study has died, and
-so does this. A failure leaves error.txt in the run's folder.
+The study starts it with a pipe as its standard input and `--supervised`: when the pipe closes, the study has died, and
+this process exits too. A failure leaves error.txt in the run's folder.
 """
 
 from __future__ import annotations
@@ -30,57 +30,57 @@ from explorl.core.text import clean
 from explorl.study.spec import Study
 
 ERROR_LINES = 12
-"""How much of a traceback error.txt keeps."""
+"""Lines of a traceback that error.txt keeps."""
 
 
 def run_folder(folder: Path, slug: str, seed: int) -> Path:
-    """Where a run of a study lies."""
+    """Return the folder of a run."""
     return folder / "arms" / slug / f"seed-{seed}"
 
 
 def trained_steps(store: RunStore) -> int:
-    """The last update that the run has logged."""
+    """Return the last update that the run has logged."""
     return max((record["step"] for record in store.metrics() if record.get("kind") == "train"), default=0)
 
 
-def done(store: RunStore) -> bool:
-    """Whether a run has its policy and the evaluation of it."""
+def is_done(store: RunStore) -> bool:
+    """Tell whether a run has its policy and that policy's evaluation."""
     model = store.folder / "model"
     return model.is_dir() and (store.folder / "evaluations" / f"step-{trained_steps(store):06d}.json").exists()
 
 
 def run_arm(folder: Path, slug: str, seed: int) -> None:
-    """Trains and evaluates, from the last checkpoint on."""
+    """Train from the last checkpoint and evaluate."""
     from explorl.training.grpo.run import is_finished, run_grpo
     from explorl.training.rft.loop import run_rft
 
     study = Study.read(folder)
     arm = study.arm(slug)
     config = study.arm_config(arm, seed, folder)
-    place = run_folder(folder, slug, seed)
+    path = run_folder(folder, slug, seed)
 
-    def is_left() -> bool:
-        store = _store(place, config)
-        (place / "error.txt").unlink(missing_ok=True)
+    def is_pending() -> bool:
+        store = _open_store(path, config)
+        (path / "error.txt").unlink(missing_ok=True)
         return not is_finished(store)
 
-    with locked(place) if processes.is_first() else nullcontext():
-        left, store = processes.decide_on_first(is_left), RunStore(place)
-        if left and arm.kind == "rft":
+    with locked(path) if processes.is_first() else nullcontext():
+        pending, store = processes.decide_on_first(is_pending), RunStore(path)
+        if pending and arm.kind == "rft":
             run_rft(config, store, console=Console(quiet=True))
-        elif left:
+        elif pending:
             budget = {key: value for key, value in study.budget.items() if key in ("tokens", "minutes")}
-            stop = spent(store, budget) if budget else None
+            stop = budget_check(store, budget) if budget else None
             run_grpo(config, store, console=Console(quiet=True), on_step=stop)
         if processes.is_first():
             _evaluate_end(config, store)
-            shutil.rmtree(store.checkpoints, ignore_errors=True)  # a finished run resumes no more
+            shutil.rmtree(store.checkpoints, ignore_errors=True)  # a finished run does not resume
 
 
-def spent(store: RunStore, budget: Mapping[str, float]) -> Callable[[int], bool]:
-    """Whether the step that has just ended has spent the tokens or minutes of a run, those before a restart included.
+def budget_check(store: RunStore, budget: Mapping[str, float]) -> Callable[[int], bool]:
+    """Return a function that tells after a step whether the tokens or minutes of the run are used up.
 
-    It has no line of metrics yet, so it counts as the mean of the steps before it.
+    Steps before a restart count. The step that has just ended is not logged yet and counts as the mean of the others.
     """
 
     def stop(step: int) -> bool:
@@ -97,7 +97,7 @@ def spent(store: RunStore, budget: Mapping[str, float]) -> Callable[[int], bool]
 
 
 def prepare(folder: Path) -> None:
-    """Makes the warm start and measures the solve rates of the starting policy, where the study asks for them."""
+    """Train the warm start and measure the solve rates of the starting policy, if the study needs them."""
     from explorl.core.config import load_config
     from explorl.training.grpo.run import is_finished
     from explorl.training.sft.run import run_sft
@@ -105,7 +105,7 @@ def prepare(folder: Path) -> None:
     study = Study.read(folder)
     if study.warm_start is not None:
         config = load_config(values=study.warm_start)
-        store = _store(folder / "warm-start", config)
+        store = _open_store(folder / "warm-start", config)
         if not is_finished(store):
             run_sft(config, store, console=Console(quiet=True))
             shutil.rmtree(store.checkpoints, ignore_errors=True)
@@ -113,14 +113,14 @@ def prepare(folder: Path) -> None:
         write_json(folder / "solve-rates.json", solve_rates(study.starting_config(folder), study.solve_rate_samples))
 
 
-def prepared(folder: Path, study: Study) -> bool:
-    """Whether there is nothing left for `prepare` to do."""
-    warm = study.warm_start is None or (folder / "warm-start" / "model").is_dir()
-    return warm and (not study.needs_solve_rates or (folder / "solve-rates.json").exists())
+def is_prepared(folder: Path, study: Study) -> bool:
+    """Tell whether `prepare` has nothing left to do."""
+    has_start = study.warm_start is None or (folder / "warm-start" / "model").is_dir()
+    return has_start and (not study.needs_solve_rates or (folder / "solve-rates.json").exists())
 
 
 def solve_rates(config: Config, samples: int) -> dict[str, float]:
-    """Share of correct answers to each training prompt, by the evaluation's protocol."""
+    """Return the share of correct completions per training prompt, under the evaluation's protocol."""
     import numpy as np
 
     from explorl.evaluation import evaluate, protocol
@@ -131,29 +131,30 @@ def solve_rates(config: Config, samples: int) -> dict[str, float]:
 
     task = get_task(config.task.name, **task_options(config))
     problems = problems_of(task, "train", config.task.train_problems)
-    how = protocol(config.evaluation.protocol, samples=samples, **config.rollout.limits())
+    settings = protocol(config.evaluation.protocol, samples=samples, **config.rollout.limits())
     policy = configured_policy(config)
-    result = evaluate(policy, task, problems, how, template=config.task.template, seed=config.seed)
+    result = evaluate(policy, task, problems, settings, template=config.task.template, seed=config.seed)
     prompts = [prompt_text(task.prompt(problem, config.task.template)) for problem in problems]
     return dict(zip(prompts, np.mean(result.correct, axis=1).tolist(), strict=True))
 
 
-def _store(place: Path, config: Config) -> RunStore:
-    if not (place / "config.yaml").exists():
-        return RunStore.create(place, config.dump())
-    store = RunStore.open(place)
+def _open_store(folder: Path, config: Config) -> RunStore:
+    """Open or create a run's folder; raise `StoreError` if it holds a run with another configuration."""
+    if not (folder / "config.yaml").exists():
+        return RunStore.create(folder, config.dump())
+    store = RunStore.open(folder)
     if changed := changed_keys(store.config(), config.dump()):
         key, (old, new) = next(iter(changed.items()))
         raise StoreError(
-            f"{place} holds a run with another configuration ({key} is {old!r} there and {new!r} in the study); remove "
-            "it, or give the study another folder"
+            f"{folder} holds a run with another configuration ({key} is {old!r} there and {new!r} in the study); "
+            "remove it, or choose another folder for the study"
         )
     return store
 
 
 def _evaluate_end(config: Config, store: RunStore) -> None:
-    """Scores the trained policy, unless the last step's evaluation is there."""
-    if done(store):
+    """Evaluate the trained policy, unless the last step's evaluation exists."""
+    if is_done(store):
         return
     from explorl.training.run_setup import configured_policy, evaluate_holdout
 
@@ -166,32 +167,33 @@ def _evaluate_end(config: Config, store: RunStore) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of the process."""
+    """Run the process."""
     parser = argparse.ArgumentParser(prog="python -m explorl.study.arm")
     parser.add_argument("study", type=Path)
     parser.add_argument("--arm")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--prepare", action="store_true")
     parser.add_argument("--supervised", action="store_true")
-    given = parser.parse_args(argv)
-    if given.supervised:
-        threading.Thread(target=_die_with_the_study, daemon=True).start()
-    place = given.study if given.prepare else run_folder(given.study, given.arm, given.seed)
+    options = parser.parse_args(argv)
+    if options.supervised:
+        threading.Thread(target=_exit_with_study, daemon=True).start()
+    folder = options.study if options.prepare else run_folder(options.study, options.arm, options.seed)
     try:
         with working_folder(lambda text: print(clean(text), file=sys.stderr)):
-            prepare(given.study) if given.prepare else run_arm(given.study, given.arm, given.seed)
+            prepare(options.study) if options.prepare else run_arm(options.study, options.arm, options.seed)
     except processes.EndedElsewhere:
         return 1
     except Exception:
         lines = clean(traceback.format_exc()).strip().splitlines()
         print(*lines, sep="\n", file=sys.stderr)
-        if processes.count() == 1 or not (place / "error.txt").exists():  # the first to fail has the reason
-            write_text(place / "error.txt", "\n".join(lines[-ERROR_LINES:]) + "\n")
+        if processes.count() == 1 or not (folder / "error.txt").exists():  # the first process to fail has the cause
+            write_text(folder / "error.txt", "\n".join(lines[-ERROR_LINES:]) + "\n")
         return 1
     return 0
 
 
-def _die_with_the_study() -> Any:
+def _exit_with_study() -> Any:
+    """Exit when standard input closes."""
     while os.read(0, 4096):
         pass
     os._exit(1)
