@@ -92,7 +92,7 @@ def test_what_has_one_process(
 def test_a_study_has_jobs_or_processes(two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["study", "deng", "--profile", "tiny", "--jobs", "2", "--launch", str(two), "--run", str(tmp_path / "s")])
-    assert "--jobs is 2, and with --launch each run has all processes" in capsys.readouterr().err
+    assert "--jobs is 2, but with --launch each run uses all processes" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
 
 

@@ -117,7 +117,7 @@ def test_names_of_a_comparison(tmp_path: Path) -> None:
         write_folder(folder, "x", ["p", "q"])
     with pytest.raises(ValueError, match="two models are called 'a␛'"):
         compare(folders, tmp_path / "out", names=["a\x1b", "a␛"])
-    with pytest.raises(ValueError, match=r"'n{40}…' has a name of 1000000 characters; give at most 200"):
+    with pytest.raises(ValueError, match=r"'n{40}…' has 1000000 characters; use at most 200"):
         compare(folders, tmp_path / "out", names=["n" * 1_000_000, "b"])
 
 

@@ -303,7 +303,7 @@ def test_errors_name_the_row_and_what_would_do(llama: Any) -> None:
         session.extend(7, [5])
     with pytest.raises(ValueError, match="the model has ids from 0 to 96"):
         session.extend(1, [VOCAB])
-    with pytest.raises(ValueError, match=r"what row 1 is extended with contains 5.5; use token ids such as 13"):
+    with pytest.raises(ValueError, match=r"the extension of row 1 contains 5.5; use token ids such as 13"):
         session.extend(1, [5.5])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="would have 7 tokens, but its limit is 5; give fewer tokens, or max_tokens="):
         session.extend(1, [5, 6])

@@ -310,7 +310,7 @@ def test_a_preset_says_nothing_of_another_task(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'size'"):
         load_study(study)
     study.write_text(study.read_text().replace("sise: 3", "size: 3, template: chat"))
-    with pytest.raises(ConfigError, match=r"task\.template is 'chat'; sized has none: leave it out"):
+    with pytest.raises(ConfigError, match=r"task\.template is 'chat'; sized has none: remove it"):
         load_study(study)
 
 
@@ -529,7 +529,7 @@ def test_held_out_problems_that_are_trained_on_are_told(monkeypatch: pytest.Monk
     config = load_config(overrides=[*SMALL, "task.name=own_puzzles:Same"])
     task = get_task(config.task.name)
     with pytest.warns(
-        UserWarning, match="4 of the 4 held-out problems of task 'same' are among those that are trained"
+        UserWarning, match="4 of the 4 held-out problems of task 'same' are also trained on"
     ):
         check_holdout(config, task, task.problems("train"))
     other = get_task("own_puzzles:Puzzle")
@@ -600,6 +600,6 @@ def test_fine_tuning_takes_as_many_examples_as_there_are(here: Path, capsys: pyt
     capsys.readouterr()
     puzzle = [*words, "--set", "sft.attempts=[0, 1]", "--run", "other"]
     assert _run(["sft", "--preset", "tiny", *puzzle]) == 2
-    assert "sft.attempts is (0, 1), and task 'jsonl' has no attempts; leave it out" in capsys.readouterr().err
+    assert "sft.attempts is (0, 1), and task 'jsonl' has no such option; leave it out" in capsys.readouterr().err
     assert _run(["sft", "--preset", "tiny", "--set", "task.name=own_puzzles:Puzzle", "--run", "third"]) == 2
     assert "'puzzle' has no reference solutions to fine-tune on" in capsys.readouterr().err

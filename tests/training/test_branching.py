@@ -164,7 +164,7 @@ def test_what_cannot_branch_is_said_before_training(make_trainer: Callable[..., 
     def build(*strategies: Any, **options: Any) -> Any:
         return make_trainer(ExplorationTrainer, options={"strategies": list(strategies), **options})
 
-    with pytest.raises(ValueError, match="initial is 9, but there are only num_generations=4 answers"):
+    with pytest.raises(ValueError, match="initial is 9, but there are only num_generations=4 completions"):
         build(xs.EntropyBranching(initial=9))
     with pytest.raises(ValueError, match=r"entropy_branching sets how each row is sampled, which model\.generate"):
         build(xs.EntropyBranching(), engine="generate")

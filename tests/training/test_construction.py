@@ -199,7 +199,7 @@ def test_data_that_cannot_be_evaluated_on(
 @pytest.mark.parametrize(
     ("rows", "error"),
     [
-        ([], "train_dataset gave no generation batch"),
+        ([], "train_dataset is too small for a generation batch"),
         ([{"question": "1"}] * 8, "has no column 'prompt'; it has question"),
     ],
 )
@@ -308,7 +308,7 @@ def test_scores_name_the_reward_function_as_well() -> None:
 
 def test_scores_refuse_an_infinite_reward_as_the_trainer_does() -> None:
     task = PassAtK([{"prompt": "1"}], rewards(lambda texts: [math.inf] * len(texts))).task
-    with pytest.raises(ValueError, match=r"'mine' gave inf for completion 0"):
+    with pytest.raises(ValueError, match=r"'mine' returned inf for completion 0"):
         task.verify_many(["1"], task.problems("holdout"))
 
 

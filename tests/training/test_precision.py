@@ -52,7 +52,7 @@ def test_loss_and_gradients_equal_those_of_trl_to_the_rounding_of_bfloat16(
     for packed, kind in ((None, "unrolled"), (False, "padded")):
         ours = make_trainer(ExplorationTrainer, **options, **DEFAULTS, options={"packed": packed})
         loss, gradient = gradients_of(ours, inputs, checkpointing=True)
-        assert ours._kind(ours.model, 16) == kind
+        assert ours._pass_kind(ours.model, 16) == kind
         assert (gradient - exact).norm() < 1.5 * rounding, kind
         allowed = 1.5 * abs(stock_loss - exact_loss) + 2e-3 * abs(exact_loss) + 1e-4 * summed
         assert abs(loss - exact_loss) < allowed, kind
@@ -121,7 +121,7 @@ def test_gradient_checkpointing_saves_memory_and_changes_nothing(
             lambda *_, count=count: count.__setitem__(0, count[0] + 1)
         )
         trainer.model.train()
-        trainer._kind(trainer.model, 16)  # tries the pass out
+        trainer._pass_kind(trainer.model, 16)  # tries the pass out
         count[0] = 0
         inputs = random_inputs(beta=0.0, reused=False, tools=False)
         found.append(gradients_of(trainer, inputs, checkpointing, reentrant)[1])
@@ -158,4 +158,4 @@ def test_where_packed_is_insisted_on_and_wrong_it_is_an_error(
         passes, "choose", lambda *_, **__: passes.PassChoice("padded", why="LlamaDecoderLayer: differs")
     )
     with pytest.raises(ValueError, match="packed=True does not work for this model \\(LlamaDecoderLayer"):
-        trainer._kind(trainer.model, 16)
+        trainer._pass_kind(trainer.model, 16)

@@ -166,16 +166,16 @@ def test_settings_serve_a_second_trainer(small_policy: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"stop_strings": ["a", ""]}, r"\['stop_strings'\] holds an empty string"),
+        ({"stop_strings": ["a", ""]}, r"\['stop_strings'\] contains an empty string"),
         ({"stop": [["a"], ["b"]]}, r"\['stop'\] is .*; all completions share the same strings"),
         ({"stop": 5}, r"\['stop'\] is 5"),
         ({"stop": "a", "stop_strings": "b"}, "'stop_strings' and 'stop', which mean the same"),
-        ({"stop": ""}, r"\['stop'\] holds an empty string"),
+        ({"stop": ""}, r"\['stop'\] contains an empty string"),
         ({"stop": False}, r"\['stop'\] is False"),
         ({"stop": 0}, r"\['stop'\] is 0"),
-        ({"stop": ["3", None]}, r"\['stop'\] holds None"),
+        ({"stop": ["3", None]}, r"\['stop'\] contains None"),
         ({"stop": iter(["3"])}, r"\['stop'\] is <list_iterator.*>, which can be read only once"),
-        ({"stop": "\udcff"}, "no text that can be sampled"),
+        ({"stop": "\udcff"}, "which can't be sampled"),
     ],
 )
 def test_strings_that_cannot_be_used_are_refused(given: dict[str, Any], words: str, make: Make) -> None:
@@ -204,7 +204,7 @@ def test_a_model_that_has_strings_of_its_own(given: Any, engine: str, make: Make
     """They count where none are given, and nothing asks for a tokenizer."""
     trainer, rewards, _ = make(given, {"engine": engine})
     trainer.model.generation_config.stop_strings = ["3", "7"]
-    trainer._take_stop_strings()
+    trainer._init_stop_strings()
     assert not trainer._why_not_engine()
     trainer.train()
     strings = ["Q"] if given else ["3", "7"]
@@ -277,7 +277,7 @@ def test_vllm_calls_them_otherwise(make: Make) -> None:
 
 
 def test_a_tool_whose_calls_they_would_cut_is_refused(make: Make) -> None:
-    with pytest.raises(ValueError, match="stop is '=', but every call of tool 'calculator' ends with"):
+    with pytest.raises(ValueError, match="stop is '=', which overlaps with '=' that every call of tool 'calculator' ends with"):
         make({"stop": ["="]}, {"interpreter": "calculator"})
 
 

@@ -137,7 +137,7 @@ class Wrong(Strategy):
         ([1.0] * 8, "wrong.sampling returns a single number as a row's 'temperature_by_position'"),
         (1.0, "wrong.sampling returns a single number as a row's"),
         ([[1.0]], "wrong.sampling returns 1 values of 'temperature_by_position' for 8 rows"),
-        ([[0.0]] * 8, r"temperature_by_position of row 0 holds 0\.0"),
+        ([[0.0]] * 8, r"temperature_by_position of row 0 contains 0\.0"),
         ([[]] * 8, r"temperature_by_position of row 0 is \[\]"),
     ],
 )

@@ -51,7 +51,8 @@ def branch_metrics(calls: Sequence[BranchRecord]) -> dict[str, float]:
     }
     if branches:
         numbers["relative_place"] = sum(relative for _, relative in branches) / len(branches)
-        for name in ("place", "entropy", "initial_entropy", "probability"):
+        numbers["place"] = sum(float(branch.position) for branch, _ in branches) / len(branches)
+        for name in ("entropy", "initial_entropy", "probability"):
             numbers[name] = sum(float(getattr(branch, name)) for branch, _ in branches) / len(branches)
     for marker in sorted({branch.marker for branch, _ in branches}):
         numbers[f"at/{marker}"] = float(sum(branch.marker == marker for branch, _ in branches))
