@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from explorl.tasks.answer_span import TAGS
 from explorl.tasks.countdown.task import verify
 from explorl.tasks.expression import numbers, parse
-from explorl.tasks.tags import TAGS
 
 from .expressions import expression_texts, oracle
 

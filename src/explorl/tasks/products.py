@@ -24,10 +24,10 @@ from random import Random
 from typing import Any, ClassVar
 
 from explorl.core.plugins import unknown
+from explorl.tasks.answer_span import is_well_formed, last_answer, read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
 from explorl.tasks.expression import Tree, evaluate, render, steps
 from explorl.tasks.stable_random import between, pick, shuffled
-from explorl.tasks.tags import is_well_formed, last_answer, read
 
 _SPLITS = ("holdout", "train", "sft")  # so that asking for more training problems never changes the holdout
 _INTEGER = re.compile(r"=?\s*(-?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,60})\s*\.?")
@@ -84,7 +84,7 @@ class Products(Task):
         return [{"role": "user", "content": question}]
 
     def verify(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> Verdict:
-        text, whole = read(completion)
+        text, whole = read_completion(completion)
         well_formed = whole and is_well_formed(text, opened=opened)
         answer = last_answer(text)
         if answer is None:

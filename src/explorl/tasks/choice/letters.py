@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from explorl.tasks.boxed import boxes
+from explorl.tasks.answer_span import box_spans
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -200,7 +200,7 @@ def _letters(match: re.Match[str], text: str) -> tuple[frozenset[str], int]:
 def _boxed(text: str) -> dict[int, frozenset[str]]:
     stated: dict[int, frozenset[str]] = {}
     before: tuple[int, frozenset[str]] | None = None  # the box before, where its content ends and its letters
-    for span in boxes(text):
+    for span in box_spans(text):
         letters = _in_box(text[slice(*span)]) if span and span[1] - span[0] <= 500 else frozenset()
         if not span or not letters:
             before = None

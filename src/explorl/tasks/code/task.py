@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 from explorl.core.plugins import unknown
 from explorl.core.text import clean
 from explorl.sandbox.programs import DEFAULTS, Limits, Tested, in_threads, run_tests
+from explorl.tasks.answer_span import read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
 from explorl.tasks.code.extract import defines, extract, fences, preamble
 from explorl.tasks.json_lines import Record, group_by_split, read_records, short_repr, split_files
-from explorl.tasks.tags import read
 
 HUB_ID = "openai/openai_humaneval"
 FILE = "humaneval.jsonl"
@@ -82,7 +82,7 @@ class Code(Task):
 
     def verify(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> Verdict:
         """Judge a completion. What stands before the last ``</think>`` is no part of the answer."""
-        text, whole = read(completion)
+        text, whole = read_completion(completion)
         _, closed, visible = text.rpartition("</think>")
         name, prompt = problem.data["entry_point"], problem.data["prompt"]
         found = fences(visible)

@@ -20,6 +20,7 @@ from random import Random
 from typing import Any, ClassVar, Literal
 
 from explorl.core.plugins import unknown
+from explorl.tasks.answer_span import is_well_formed, last_answer, read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict, opens_think
 from explorl.tasks.countdown.generator import (
     MINI,
@@ -38,7 +39,6 @@ from explorl.tasks.countdown.templates import TEMPLATES
 from explorl.tasks.countdown.traces import ALL_STYLES, trace
 from explorl.tasks.expression import ExpressionError, canonical, evaluate, numbers, parse
 from explorl.tasks.stable_random import shuffled
-from explorl.tasks.tags import is_well_formed, last_answer, read
 
 
 def verify(completion: str | bytes, nums: Sequence[int], target: int, opened: bool = False) -> Verdict:
@@ -46,7 +46,7 @@ def verify(completion: str | bytes, nums: Sequence[int], target: int, opened: bo
 
     Of a completion beyond a million characters only the end is read, and it is not well-formed.
     """
-    text, whole = read(completion)
+    text, whole = read_completion(completion)
     well_formed = whole and is_well_formed(text, opened=opened)
     answer = last_answer(text)
     if answer is None:

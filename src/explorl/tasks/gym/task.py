@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 
 from explorl.core.plugins import unknown
 from explorl.core.text import clean
+from explorl.tasks.answer_span import is_well_formed, last_answer, read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
 from explorl.tasks.gym.guard import MAX_LENGTH
 from explorl.tasks.gym.probe import weakness
 from explorl.tasks.gym.score import Scorer, shared_scorer
 from explorl.tasks.gym.worker import create, factory, metadata_text, specs
-from explorl.tasks.tags import is_well_formed, last_answer, read
 
 PREFIX = "gym:"
 MAX_SIZE = 1 << 20
@@ -116,7 +116,7 @@ class Gym(Task):
         self, completions: Sequence[str | bytes], problems: Sequence[Problem], opened: Sequence[bool] | None
     ) -> list[tuple[Verdict, float]]:
         flags = [False] * len(completions) if opened is None else opened
-        texts = [read(completion) for completion in completions]
+        texts = [read_completion(completion) for completion in completions]
         forms = [whole and is_well_formed(text, opened=flag) for (text, whole), flag in zip(texts, flags, strict=True)]
         answers = [_answer(text) for text, _ in texts]
         said = [(answer, problem.data) for answer, problem in zip(answers, problems, strict=True) if answer is not None]
