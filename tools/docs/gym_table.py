@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from explorl.tasks.gym.guard import scorer_source, uses_sympy
-from explorl.tasks.gym.probe import ITEMS, Finding, examined, worst
+from explorl.tasks.gym.probe import ITEMS, Finding, probe_dataset, worst_finding
 from explorl.tasks.gym.worker import factory
 
 SOME = 0.1
@@ -59,11 +59,11 @@ class Row:
     @property
     def finding(self) -> Finding | None:
         """What tells most against it."""
-        return worst(self.findings) or next((found for found in self.findings if found.share > SOME), None)
+        return worst_finding(self.findings) or next((found for found in self.findings if found.share > SOME), None)
 
     @property
     def verdict(self) -> str:
-        if worst(self.findings):
+        if worst_finding(self.findings):
             return "**refused**"
         return "weak" if self.finding else "held"
 
@@ -80,7 +80,7 @@ def rows() -> Iterator[Row]:
     known = factory().DATASETS
     for name in sorted(set(known) - {"composite"}):
         begun = time.process_time()
-        findings = tuple(examined(name, {}, thorough=True))
+        findings = tuple(probe_dataset(name, {}, thorough=True))
         yield Row(name, findings, kind_of_scorer(known[name][0]), time.process_time() - begun)
 
 

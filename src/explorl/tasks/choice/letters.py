@@ -142,7 +142,7 @@ _NONE = "it chooses no option"
 _TAIL = 2_000
 
 
-class Choice(NamedTuple):
+class ChosenOption(NamedTuple):
     """The letter chosen, None if there is none; why not; and how many statements of a choice there are."""
 
     letter: str | None
@@ -150,7 +150,7 @@ class Choice(NamedTuple):
     statements: int
 
 
-def chosen(text: str) -> Choice:
+def chosen_option(text: str) -> ChosenOption:
     """The one option that a text chooses, by the rules above."""
     _, thought, said = text.rpartition("</think>")
     if thought and (choice := _chosen(said)).error != _NONE:
@@ -158,7 +158,7 @@ def chosen(text: str) -> Choice:
     return _chosen(text)
 
 
-def _chosen(text: str) -> Choice:
+def _chosen(text: str) -> ChosenOption:
     stated = _statements(text)
     if stated:
         return _choice(stated[max(stated)], len(stated))
@@ -167,11 +167,11 @@ def _chosen(text: str) -> Choice:
         return _choice(remarks[max(remarks)], 1)
     lines = _lines(text[-_TAIL:])
     found = _bracketed(lines) or _listed(text, lines)
-    return _choice(found, 1) if found else Choice(None, _NONE, 0)
+    return _choice(found, 1) if found else ChosenOption(None, _NONE, 0)
 
 
-def _choice(letters: frozenset[str], statements: int) -> Choice:
-    return Choice(min(letters), None, statements) if len(letters) == 1 else Choice(None, _MANY, statements)
+def _choice(letters: frozenset[str], statements: int) -> ChosenOption:
+    return ChosenOption(min(letters), None, statements) if len(letters) == 1 else ChosenOption(None, _MANY, statements)
 
 
 def _statements(text: str) -> dict[int, frozenset[str]]:

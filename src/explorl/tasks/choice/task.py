@@ -17,7 +17,7 @@ from typing import ClassVar
 from explorl.core.plugins import unknown
 from explorl.tasks.answer_span import read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
-from explorl.tasks.choice.letters import LETTERS, chosen
+from explorl.tasks.choice.letters import LETTERS, chosen_option
 from explorl.tasks.choice.question_files import read_file, read_hub
 from explorl.tasks.stable_random import shuffled
 
@@ -25,7 +25,7 @@ from explorl.tasks.stable_random import shuffled
 def verify(completion: str | bytes, choices: Sequence[str], answer: int) -> Verdict:
     """Judge a completion, whatever is in it. The verdict's answer is the text of the option, not its letter."""
     text, whole = read_completion(completion)
-    letter, error, statements = chosen(text)
+    letter, error, statements = chosen_option(text)
     if letter is None:
         return Verdict(False, False, error=error)
     index = LETTERS.index(letter)

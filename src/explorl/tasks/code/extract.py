@@ -26,7 +26,7 @@ class Fences:
     """How many lines are fences, of whatever language."""
 
 
-def fences(text: str) -> Fences:
+def find_fences(text: str) -> Fences:
     """Find the blocks. A fence that names a language opens a block, also where another is still open."""
     blocks: list[str] = []
     count = 0
@@ -55,16 +55,16 @@ def defines(source: str, name: str) -> bool:
     return _definition(name).search(source) is not None
 
 
-def preamble(prompt: str, name: str) -> tuple[str, str]:
+def split_prompt(prompt: str, name: str) -> tuple[str, str]:
     """A prompt in two: what comes before the function it asks for, and the function's head."""
     matches = list(_definition(name).finditer(prompt))
     start = matches[-1].start() if matches else 0
     return prompt[:start], prompt[start:]
 
 
-def extract(text: str, prompt: str, name: str) -> str:
+def extract_function(text: str, prompt: str, name: str) -> str:
     """The source of the function ``name``: the last block that defines it, or the text as the prompt's continuation."""
-    blocks = fences(text).blocks
+    blocks = find_fences(text).blocks
     for block in reversed(blocks):
         if defines(block, name):
             return block
@@ -74,7 +74,7 @@ def extract(text: str, prompt: str, name: str) -> str:
     indented = body.lstrip("\n")[:1] in (" ", "\t")
     if not indented and defines(body, name):
         return _function(body, name)
-    return preamble(prompt, name)[1].rstrip(" ") + _body(body, indented)
+    return split_prompt(prompt, name)[1].rstrip(" ") + _body(body, indented)
 
 
 def _definition(name: str) -> re.Pattern[str]:

@@ -19,7 +19,7 @@ from explorl.core.text import clean
 from explorl.sandbox.programs import DEFAULTS, Limits, Tested, in_threads, run_tests
 from explorl.tasks.answer_span import read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
-from explorl.tasks.code.extract import defines, extract, fences, preamble
+from explorl.tasks.code.extract import defines, extract_function, find_fences, split_prompt
 from explorl.tasks.json_lines import Record, group_by_split, read_records, short_repr, split_files
 
 HUB_ID = "openai/openai_humaneval"
@@ -85,15 +85,15 @@ class Code(Task):
         text, whole = read_completion(completion)
         _, closed, visible = text.rpartition("</think>")
         name, prompt = problem.data["entry_point"], problem.data["prompt"]
-        found = fences(visible)
+        found = find_fences(visible)
         one = found.lines == 2 and len(found.blocks) == 1 and defines(found.blocks[0], name)
         well_formed = whole and one and bool(closed or not opened)
-        source = extract(visible, prompt, name)
+        source = extract_function(visible, prompt, name)
         if not source:
             return Verdict(False, well_formed, error="no code")
         if len(source) > MAX_SOURCE:
             return Verdict(False, well_formed, error=f"a program of over {MAX_SOURCE} characters")
-        before, _ = preamble(prompt, name)
+        before, _ = split_prompt(prompt, name)
         tested = run_tests(
             source,
             problem.data["test"],

@@ -67,7 +67,7 @@ Pair: TypeAlias = tuple[int, int]
 """Places of two numbers."""
 
 
-class Found(NamedTuple):
+class PairTrial(NamedTuple):
     """What is written down while one pair is tried, and the solution if that was one."""
 
     text: str
@@ -84,7 +84,7 @@ def search(nums: Sequence[int], target: int, *, rng: Random, order: str = "syste
         return _completion("", nums[0]) if nums[0] == target else None
     text = f"{SIGNS}\n"
     for pair in ORDERS[order](nums, target, rng):
-        found = tried(tuple(nums), target, pair)
+        found = try_pair(tuple(nums), target, pair)
         text += found.text
         if found.solution is not None:
             return _completion(text + _forwards(found.solution), found.solution)
@@ -92,21 +92,21 @@ def search(nums: Sequence[int], target: int, *, rng: Random, order: str = "syste
 
 
 @lru_cache(maxsize=16)
-def tried(nums: tuple[int, ...], target: int, pair: Pair) -> Found:
+def try_pair(nums: tuple[int, ...], target: int, pair: Pair) -> PairTrial:
     """Whether the two numbers at these places, combined first, lead to the target."""
     a, b = (Term(nums[place], nums[place]) for place in pair)
     left = [Term(number, number) for place, number in enumerate(nums) if place not in pair]
-    made = combined(a, b, LARGEST)
+    made = combine(a, b, LARGEST)
     values = {term.value: term.tree for _, term in reversed(made)}
     if not left:
         line, hit = _looked(Goal(a.value), b, {target: 0}, _ALL, LARGEST)
-        return Found(line, values[target] if hit else None)
+        return PairTrial(line, values[target] if hit else None)
     text = f"{a.value} {b.value}:{_listed(made)}|{' '.join(str(term.value) for term in left)}\n"
     for line, goal in _goals(Goal(target), left, values):
         text += line
         if goal is not None:
-            return Found(text, _undone(goal, values[goal.value]))
-    return Found(text, None)
+            return PairTrial(text, _undone(goal, values[goal.value]))
+    return PairTrial(text, None)
 
 
 def _goals(target: Goal, left: Sequence[Term], values: Mapping[int, Tree]) -> Iterator[tuple[str, Goal | None]]:
@@ -120,14 +120,14 @@ def _goals(target: Goal, left: Sequence[Term], values: Mapping[int, Tree]) -> It
         bound = {**dict.fromkeys(_SUMS, largest * second.value), **dict.fromkeys(_PRODUCTS, largest + second.value)}
         goals = [
             Goal(term.value, target, op, first)
-            for op, term in combined(Term(target.value, 0), first, LARGEST)
+            for op, term in combine(Term(target.value, 0), first, LARGEST)
             if term.value <= bound[op]
         ]
         if goals:
             yield f"{target.value} {first.value}:{''.join(f'{goal.op}{goal.value}' for goal in goals)}\n", None
         for goal in goals:
             yield _looked(goal, second, values, _ALL if turn == 0 else _other(goal.op), largest)
-    together = combined(left[0], left[1], min(LARGEST, largest + target.value))
+    together = combine(left[0], left[1], min(LARGEST, largest + target.value))
     if together:
         yield f"{left[0].value} {left[1].value}:{_listed(together)}\n", None
     for op, term in together:
@@ -137,7 +137,7 @@ def _goals(target: Goal, left: Sequence[Term], values: Mapping[int, Tree]) -> It
 def _looked(goal: Goal, number: Term, values: Mapping[int, Tree], ops: str, largest: int) -> tuple[str, Goal | None]:
     """A line with what the goal leaves without the number, up to the first that is one of the values; "" if nothing."""
     line = ""
-    for op, term in combined(Term(goal.value, 0), number, largest):
+    for op, term in combine(Term(goal.value, 0), number, largest):
         if op not in ops:
             continue
         line = (line or f"{goal.value} {number.value}?") + f"{op}{term.value}"
@@ -146,7 +146,7 @@ def _looked(goal: Goal, number: Term, values: Mapping[int, Tree], ops: str, larg
     return line and f"{line}\n", None
 
 
-def combined(a: Term, b: Term, limit: int) -> list[tuple[str, Term]]:
+def combine(a: Term, b: Term, limit: int) -> list[tuple[str, Term]]:
     """Sum, distance, product and quotient of two values, where they are whole, positive and within the limit."""
     high, low = (a, b) if a.value >= b.value else (b, a)
     found = [("+", high.value + low.value), ("-", high.value - low.value), ("*", high.value * low.value)]
@@ -207,7 +207,7 @@ def _any(nums: Sequence[int], target: int, rng: Random) -> Iterator[Pair]:
 def _guided(nums: Sequence[int], target: int, rng: Random) -> Iterator[Pair]:
     """Each time with probability `HINTS` one that leads to a solution, if there is one, and else any that is left."""
     left = shuffled(rng, _pairs(nums))
-    good = [pair for pair in left if tried(tuple(nums), target, pair).solution is not None]
+    good = [pair for pair in left if try_pair(tuple(nums), target, pair).solution is not None]
     while left:
         pair = pick(rng, good) if good and rng.random() < HINTS else left[0]
         left.remove(pair)

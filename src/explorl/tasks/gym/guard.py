@@ -53,7 +53,7 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
 _ODD = re.compile(r"\d\w*[^\W\d]|[#\\]")
 
 
-def guard(dataset: Any) -> None:
+def replace_eval(dataset: Any) -> None:
     """Replace ``eval`` in the modules of reasoning-gym and in that of a data set."""
     names = [name for name in sys.modules if name.partition(".")[0] == "reasoning_gym"]
     for name in {*names, type(dataset).__module__}:

@@ -22,15 +22,15 @@ from types import ModuleType
 from typing import Any
 
 from explorl.sandbox.codec import decode
-from explorl.tasks.gym.worker import create, packed, scored
+from explorl.tasks.gym.worker import create_dataset, encode_config, score_answer
 
 Entry = Mapping[str, Any]
-Score = Callable[[str, Entry], float]
+ScoreFunction = Callable[[str, Entry], float]
 """The score of an answer to a problem, from 0 to 1."""
 
 ITEMS = 16
 """Problems of a sample."""
-FEW = 3
+MIN_PROBLEMS = 3
 """Problems that a canned answer must lose to be given up, of those that it does not answer; and fewest of a sample."""
 SECONDS = 2.0
 """Processor time of this thread after which a quick probe draws no more problems; most data sets take far less."""
@@ -65,22 +65,26 @@ class Finding:
         return f"{self.answer} wins on {self.wins} of {self.items} problems that it does not answer"
 
 
-def weakness(name: str, config: Mapping[str, Any], threshold: float) -> Finding | None:
+def find_weakness(name: str, config: Mapping[str, Any], threshold: float) -> Finding | None:
     """By what a data set with these options is refused, found out in about a second and remembered; None: nothing."""
-    return _weakness(name, packed(name, config), threshold)
+    return _weakness(name, encode_config(name, config), threshold)
 
 
 @lru_cache(maxsize=1024)
 def _weakness(name: str, config: str, threshold: float) -> Finding | None:
-    return worst(examined(name, decode(json.loads(config)), threshold))
+    return worst_finding(probe_dataset(name, decode(json.loads(config)), threshold))
 
 
-def examined(name: str, config: Mapping[str, Any], threshold: float = 1.0, *, thorough: bool = False) -> list[Finding]:
+def probe_dataset(
+    name: str, config: Mapping[str, Any], threshold: float = 1.0, *, thorough: bool = False
+) -> list[Finding]:
     """`probe` of a data set; one that is ``thorough`` takes its time."""
-    dataset = create(name, config, seed=0, size=ITEMS)
+    dataset = create_dataset(name, config, seed=0, size=ITEMS)
     with _quiet(sys.modules[type(dataset).__module__]):
-        entries = sample(dataset.__getitem__, seconds=math.inf if thorough else SECONDS)
-        return probe(lambda answer, entry: scored(dataset, answer, entry)[0], entries, threshold, thorough=thorough)
+        entries = sample_entries(dataset.__getitem__, seconds=math.inf if thorough else SECONDS)
+        return probe(
+            lambda answer, entry: score_answer(dataset, answer, entry)[0], entries, threshold, thorough=thorough
+        )
 
 
 @contextmanager
@@ -96,41 +100,41 @@ def _quiet(module: ModuleType) -> Iterator[None]:
             vars(module)["print"] = before
 
 
-def sample(draw: Callable[[int], Entry], *, most: int = ITEMS, seconds: float = math.inf) -> list[Entry]:
+def sample_entries(draw: Callable[[int], Entry], *, most: int = ITEMS, seconds: float = math.inf) -> list[Entry]:
     """The first problems; where they take long to draw, fewer."""
     begun = time.thread_time()
     entries: list[Entry] = []
-    while len(entries) < most and (len(entries) < FEW or time.thread_time() - begun < seconds):
+    while len(entries) < most and (len(entries) < MIN_PROBLEMS or time.thread_time() - begun < seconds):
         entries.append(draw(len(entries)))
     return entries
 
 
-def probe(score: Score, entries: Sequence[Entry], threshold: float, *, thorough: bool = False) -> list[Finding]:
+def probe(score: ScoreFunction, entries: Sequence[Entry], threshold: float, *, thorough: bool = False) -> list[Finding]:
     """What each canned answer that wins at all wins, the best first.
 
     Unless ``thorough``, a canned answer that loses the first few problems is given up.
     """
     findings = []
-    for name, answers in canned(entries).items():
+    for name, answers in canned_answers(entries).items():
         wins = items = 0
         for answer, entry in zip(answers, entries, strict=True):
-            if answer is None or says_the_same(answer, entry["answer"]):
+            if answer is None or is_same_answer(answer, entry["answer"]):
                 continue
             items += 1
             wins += score(answer, entry) >= threshold
-            if items == FEW and not wins and not thorough:
+            if items == MIN_PROBLEMS and not wins and not thorough:
                 break
         if wins:
             findings.append(Finding(name, wins, items))
     return sorted(findings, key=lambda finding: -finding.share)
 
 
-def worst(findings: Sequence[Finding]) -> Finding | None:
+def worst_finding(findings: Sequence[Finding]) -> Finding | None:
     """The finding by which a data set is refused: an answer that wins on most problems that it does not answer."""
-    return next((finding for finding in findings if finding.share > 0.5 and finding.items >= FEW), None)
+    return next((finding for finding in findings if finding.share > 0.5 and finding.items >= MIN_PROBLEMS), None)
 
 
-def canned(entries: Sequence[Entry]) -> dict[str, list[str | None]]:
+def canned_answers(entries: Sequence[Entry]) -> dict[str, list[str | None]]:
     """The canned answers to problems, by what they are called; None where there is none for a problem."""
     golds = [entry["answer"] if isinstance(entry["answer"], str) else None for entry in entries]
     known = list(dict.fromkeys(gold for gold in golds if gold is not None))
@@ -176,7 +180,7 @@ def _integral(metadata: Mapping[str, Any]) -> str | None:
     return f"Integral({metadata['integrand']}, {metadata['variable']})"
 
 
-def says_the_same(answer: str, gold: Any) -> bool:
+def is_same_answer(answer: str, gold: Any) -> bool:
     """Whether an answer is the right one, or is written differently only in case, spaces or form of a number."""
     if not isinstance(gold, str):
         return False

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary, finalize
 from explorl.core.text import clean
 from explorl.sandbox.isolated_call import Reply, Sealed
 from explorl.tasks.gym.guard import MAX_LENGTH
-from explorl.tasks.gym.worker import Score, modules, packed
+from explorl.tasks.gym.worker import Score, dataset_modules, encode_config
 
 
 class Scorer:
@@ -28,17 +28,17 @@ class Scorer:
             if len(answer) <= MAX_LENGTH
         }
         replies = self._sealed.call_many(messages.values()) if messages else []
-        scores = dict(zip(messages, map(_understood, replies), strict=True))
+        scores = dict(zip(messages, map(_to_score, replies), strict=True))
         too_long = 0.0, f"an answer of over {MAX_LENGTH} characters"
         return [scores.get(_key(answer, data), too_long) for answer, data in answers]
 
 
 def shared_scorer(name: str, config: Mapping[str, Any]) -> Scorer:
     """One scorer for all tasks that have the same data set with the same options."""
-    key = name, packed(name, config)
+    key = name, encode_config(name, config)
     scorer = _SHARED.get(key)
     if scorer is None:
-        scorer = _SHARED[key] = Scorer({"name": name, "config": key[1], "modules": modules(name, config)})
+        scorer = _SHARED[key] = Scorer({"name": name, "config": key[1], "modules": dataset_modules(name, config)})
     return scorer
 
 
@@ -49,7 +49,7 @@ def _key(answer: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
     return answer, data["question"], data["answer"], data["metadata"]
 
 
-def _understood(reply: Reply) -> Score:
+def _to_score(reply: Reply) -> Score:
     """A score, whatever a process replied."""
     if reply.error is not None:
         return 0.0, f"the scorer {reply.error}"

@@ -19,9 +19,9 @@ from explorl.core.text import clean
 from explorl.tasks.answer_span import is_well_formed, last_answer, read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
 from explorl.tasks.gym.guard import MAX_LENGTH
-from explorl.tasks.gym.probe import weakness
+from explorl.tasks.gym.probe import find_weakness
 from explorl.tasks.gym.score import Scorer, shared_scorer
-from explorl.tasks.gym.worker import create, factory, metadata_text, specs
+from explorl.tasks.gym.worker import create_dataset, encode_metadata, factory, part_specs
 
 PREFIX = "gym:"
 MAX_SIZE = 1 << 20
@@ -144,10 +144,10 @@ class Gym(Task):
     def _refuse_exploitable(self) -> None:
         parts = [(self._dataset_name, self.config)]
         if self._dataset_name == "composite":
-            create("composite", self.config, seed=0, size=1)
-            parts = [(part["name"], part["config"]) for part in specs(self.config)]
+            create_dataset("composite", self.config, seed=0, size=1)
+            parts = [(part["name"], part["config"]) for part in part_specs(self.config)]
         for name, config in parts:
-            finding = weakness(name, config, self.threshold)
+            finding = find_weakness(name, config, self.threshold)
             if finding is not None:
                 raise ValueError(
                     f"{PREFIX}{name} can be won without solving anything: {finding}; take another data set, or accept "
@@ -169,7 +169,7 @@ class Gym(Task):
             problems: dict[str, Problem] = {}
             # Entry i of a data set is drawn with its seed + i: seeds that are close would give the same entries.
             seed = (len(self.splits) * self.seed + self.splits.index(split)) * MAX_SIZE % (1 << 32)
-            data = create(self._dataset_name, self.config, seed=seed, size=size) if size else ()
+            data = create_dataset(self._dataset_name, self.config, seed=seed, size=size) if size else ()
             for index in range(size):
                 problem = self.problem(data[index])
                 problems.setdefault(problem.id, problem)
@@ -181,7 +181,7 @@ class Gym(Task):
         question = str(entry["question"])
         digest = hashlib.sha256(question.encode(errors="replace")).hexdigest()
         # As text, because a table cannot hold what differs in kind from row to row.
-        metadata = metadata_text(self._dataset_name, entry["metadata"])
+        metadata = encode_metadata(self._dataset_name, entry["metadata"])
         return Problem(
             f"{self.name}:{digest[:16]}", {"question": question, "answer": entry["answer"], "metadata": metadata}
         )

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from explorl.sandbox.codec import decode, encode
-from explorl.tasks.gym.guard import MAX_LENGTH, guard, has_names, is_formula, uses_sympy
+from explorl.tasks.gym.guard import MAX_LENGTH, has_names, is_formula, replace_eval, uses_sympy
 
 Score = tuple[float, str | None]
 """From 0 to 1, and what went wrong."""
@@ -32,7 +32,7 @@ def factory() -> ModuleType:
     return reasoning_gym.factory
 
 
-def create(name: str, config: Mapping[str, Any], *, seed: int, size: int) -> Any:
+def create_dataset(name: str, config: Mapping[str, Any], *, seed: int, size: int) -> Any:
     """A data set; a ``composite`` takes its parts as mappings, too."""
     library = factory()
     options = {**config, "seed": seed, "size": size}
@@ -40,31 +40,31 @@ def create(name: str, config: Mapping[str, Any], *, seed: int, size: int) -> Any
         if name == "composite":
             from reasoning_gym.composite import DatasetSpec
 
-            options["datasets"] = [DatasetSpec(**spec) for spec in specs(config)]
+            options["datasets"] = [DatasetSpec(**spec) for spec in part_specs(config)]
         return library.create_dataset(name, **options)
     except (TypeError, AssertionError, ValueError, AttributeError, KeyError) as error:
         raise ValueError(f"gym:{name} does not take config={dict(config)!r}: {error}") from error
 
 
-def specs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def part_specs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What a composite is made of: ``[{"name": …, "weight": …, "config": …}, …]``."""
     parts = config.get("datasets") or ()
     return [dict(part) if isinstance(part, Mapping) else dict(vars(part)) for part in parts]
 
 
-def packed(name: str, config: Mapping[str, Any]) -> str:
+def encode_config(name: str, config: Mapping[str, Any]) -> str:
     """A data set's options as JSON that `plain.decode` reads; equal for equal options."""
     try:
         options = {key: config[key] for key in sorted(config)}
         if name == "composite":
-            options["datasets"] = specs(config)
+            options["datasets"] = part_specs(config)
         return json.dumps(encode(options))
     except TypeError as error:
         raise ValueError(f"gym:{name} does not take config={dict(config)!r}: {error}") from error
 
 
-def metadata_text(name: str, metadata: Any) -> str:
-    """Return an entry's metadata as JSON that `metadata_of` reads; ValueError where it holds more than plain values."""
+def encode_metadata(name: str, metadata: Any) -> str:
+    """Return an entry's metadata as JSON for `decode_metadata`; raise ValueError if it has more than plain values."""
     try:
         return json.dumps(encode(_replaced(metadata, _tagged)))
     except TypeError as error:
@@ -75,8 +75,8 @@ def metadata_text(name: str, metadata: Any) -> str:
         ) from None
 
 
-def metadata_of(text: str) -> Any:
-    """Return what `metadata_text` was given."""
+def decode_metadata(text: str) -> Any:
+    """Return what `encode_metadata` was given."""
     return _replaced(decode(json.loads(text)), _untagged)
 
 
@@ -102,7 +102,7 @@ def _replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
     return replace(value)
 
 
-def scored(dataset: Any, answer: str, entry: Mapping[str, Any]) -> Score:
+def score_answer(dataset: Any, answer: str, entry: Mapping[str, Any]) -> Score:
     """The scorer's value for an answer, from 0 to 1, and what went wrong with it."""
     if len(answer) > MAX_LENGTH:
         return 0.0, f"an answer of over {MAX_LENGTH} characters"
@@ -115,7 +115,7 @@ def scored(dataset: Any, answer: str, entry: Mapping[str, Any]) -> Score:
     return (0.0, "the scorer gave no number") if math.isnan(value) else (min(max(value, 0.0), 1.0), None)
 
 
-def parts(dataset: Any) -> list[Any]:
+def part_datasets(dataset: Any) -> list[Any]:
     """The data sets that a composite is made of, or the data set alone."""
     return list(dataset.datasets.values()) if _is_composite(dataset) else [dataset]
 
@@ -129,9 +129,9 @@ def _is_composite(dataset: Any) -> bool:
     return isinstance(getattr(dataset, "datasets", None), Mapping)
 
 
-def modules(name: str, config: Mapping[str, Any]) -> list[str]:
+def dataset_modules(name: str, config: Mapping[str, Any]) -> list[str]:
     """The modules of a data set's class and, if it is a composite, of those of its parts."""
-    names = [name, *(spec["name"] for spec in specs(config) if name == "composite")]
+    names = [name, *(spec["name"] for spec in part_specs(config) if name == "composite")]
     known = factory().DATASETS
     return list(dict.fromkeys(known[name][0].__module__ for name in names if name in known))
 
@@ -141,9 +141,9 @@ def prepare(setup: Mapping[str, Any]) -> None:  # pragma: no cover (another proc
     # Each thread of a linear algebra library takes address space, of which a scorer has little.
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
     _import(setup["modules"])
-    dataset = create(setup["name"], decode(json.loads(setup["config"])), seed=0, size=1)
-    for part in parts(dataset):
-        guard(part)
+    dataset = create_dataset(setup["name"], decode(json.loads(setup["config"])), seed=0, size=1)
+    for part in part_datasets(dataset):
+        replace_eval(part)
         if uses_sympy(type(part)):
             with suppress(Exception):
                 entry = part[0]
@@ -182,7 +182,7 @@ def _stand_in(names: Sequence[str]) -> None:  # pragma: no cover (another proces
 
 
 def score(message: Mapping[str, Any], _: object = None) -> Score:  # pragma: no cover (another process)
-    """`scored`, of ``{"answer": …, "entry": …}``; the entry's metadata is what `explorl.tasks.gym.task` made of it."""
+    """Return `score_answer` of ``{"answer": …, "entry": …}``, where the entry's metadata is encoded."""
     entry = dict(message["entry"])
-    entry["metadata"] = metadata_of(entry["metadata"])
-    return scored(_prepared[0], message["answer"], entry)
+    entry["metadata"] = decode_metadata(entry["metadata"])
+    return score_answer(_prepared[0], message["answer"], entry)
