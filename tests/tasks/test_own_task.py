@@ -369,19 +369,19 @@ ONE = [Problem("a", {"b": 1})]
     ("task", "message"),
     [
         (Given(), "task 'given' has no problems in split 'train'; its splits: sft, train, holdout"),
-        (Given(["a"]), r"gave 'a'; give Problem\('id', "),
-        (Given([Problem(1, {})]), r"gave Problem\(id=1"),  # type: ignore[arg-type]
-        (Given(ONE * 2), "gave two with the id 'a' in split 'train'; give each an id of its own"),
-        (Given(ONE, prompt=""), "prompt of task 'given' gave ''; give text, or messages"),
-        (Given(ONE, prompt={"role": "user"}), "gave {'role': 'user'}"),
-        (Given(ONE, prompt=[{"role": "user", "content": None}]), "give text, or messages like"),
+        (Given(["a"]), r"returned 'a'; return Problem\('id', "),
+        (Given([Problem(1, {})]), r"returned Problem\(id=1"),  # type: ignore[arg-type]
+        (Given(ONE * 2), "returned the id 'a' twice in split 'train'; give each problem a unique id"),
+        (Given(ONE, prompt=""), "prompt of task 'given' returned ''; return text, or messages"),
+        (Given(ONE, prompt={"role": "user"}), "returned {'role': 'user'}"),
+        (Given(ONE, prompt=[{"role": "user", "content": None}]), "return text, or messages like"),
         (
             Given([Problem("a\ud800", {})]),
-            r"gave the id 'a\\ud800'; leave out half of a surrogate pair",
+            r"returned the id 'a\\ud800'; remove half of a surrogate pair",
         ),
         (
             Given(ONE, prompt="a\udfff"),
-            r"gave 'a\\udfff', which no tokenizer takes; leave out half of a surrogate pair",
+            r"returned 'a\\udfff', which no tokenizer accepts; remove half of a surrogate pair",
         ),
     ],
 )
@@ -391,18 +391,20 @@ def test_what_a_task_gives_is_checked(task: Task, message: str) -> None:
 
 
 def test_verdicts_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"verify of task 'given' gave True; give a Verdict, like Verdict\(True\)"):
+    with pytest.raises(
+        ValueError, match=r"verify of task 'given' returned True; return a Verdict, like Verdict\(True\)"
+    ):
         Given(ONE, verdict=True).verify_many(["a"], ONE)
-    with pytest.raises(ValueError, match="gave True"):
+    with pytest.raises(ValueError, match="returned True"):
         Given(ONE, verdict=True).rewards("a", ONE[0])
-    with pytest.raises(ValueError, match="answer of a verdict is 42; give text"):
+    with pytest.raises(ValueError, match="answer of a verdict is 42; use text"):
         Verdict(True, answer=42)  # type: ignore[arg-type]
     assert Given(ONE, verdict=Verdict(True)).reward("a", ONE[0]) == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize("flag", [None, "no", 0.5, float("nan"), 2])
 def test_a_verdict_is_a_yes_or_a_no(flag: Any) -> None:
-    with pytest.raises(ValueError, match=f"correct of a verdict is {flag!r}; give True or False"):
+    with pytest.raises(ValueError, match=f"correct of a verdict is {flag!r}; use True or False"):
         Verdict(flag)
     with pytest.raises(ValueError, match="well_formed of a verdict is"):
         Verdict(True, flag)
@@ -417,8 +419,8 @@ def test_a_verdict_may_be_numpys() -> None:
 @pytest.mark.parametrize(
     ("verdicts", "message"),
     [
-        ([Verdict(True)], "verify_many of task 'many' gave 1 verdicts on 2 completions; give one for each"),
-        ([True, False], "verify_many of task 'many' gave True; give Verdicts"),
+        ([Verdict(True)], "verify_many of task 'many' returned 1 verdicts for 2 completions; return one for each"),
+        ([True, False], "verify_many of task 'many' returned True; return Verdicts"),
     ],
 )
 def test_verdicts_of_many_are_checked(verdicts: Any, message: str) -> None:
@@ -446,7 +448,7 @@ def test_values_of_rewards_are_numbers(value: Any, good: Any) -> None:
     if good is not ...:
         assert correctness(**columns) == [good]
         return
-    with pytest.raises(ValueError, match="rewards of task 'valued' gave '1' for 'correctness'"):
+    with pytest.raises(ValueError, match="rewards of task 'valued' returned '1' for 'correctness'"):
         correctness(**columns)
 
 
@@ -457,7 +459,7 @@ def test_limits_hold_where_a_task_forgets_them() -> None:
 
 
 def test_data_that_is_not_json_is_said_in_words() -> None:
-    with pytest.raises(ValueError, match=r"the data of problem 'a' of task 'given' is not JSON \(.*set.*\); give text"):
+    with pytest.raises(ValueError, match=r"the data of problem 'a' of task 'given' is not JSON \(.*set.*\); use text"):
         json_text(Given(), "a", {"b": {1, 2}})
 
 
@@ -468,9 +470,7 @@ def test_a_part_without_a_value_is_said_in_words() -> None:
     columns: dict[str, Any] = {"prompts": ["a"], "completions": ["b"], "id": ["a"], "data": ['{"b": 1}']}
     correctness, brevity = Parts(ONE, verdict=Verdict(True)).reward_functions()
     assert correctness(**columns) == [1.0]
-    with pytest.raises(
-        ValueError, match="reward_parts of task 'parts' has 'brevity', of which `rewards` gives no value"
-    ):
+    with pytest.raises(ValueError, match="reward_parts of task 'parts' has 'brevity', but `rewards` returns no value"):
         brevity(**columns)
 
 
@@ -584,7 +584,7 @@ def test_evaluation_by_name_and_with_options(here: Path, small_policy: Path) -> 
         run_evaluation([policy], names[:1], how, here / "out", limit=3, task_options={"size": 4})
     with pytest.raises(ValueError, match="unknown option of task 'own_puzzles:Deaf': 'sise'"):
         run_evaluation([policy], names[1:], how, here / "out", limit=3, task_options={"sise": 4})
-    with pytest.raises(ValueError, match="verify of task 'boolean' gave"):
+    with pytest.raises(ValueError, match="verify of task 'boolean' returned"):
         run_evaluation([policy], ["own_puzzles:Boolean"], how, here / "out", limit=3)
 
 
