@@ -600,6 +600,6 @@ def test_fine_tuning_takes_as_many_examples_as_there_are(here: Path, capsys: pyt
     capsys.readouterr()
     puzzle = [*words, "--set", "sft.attempts=[0, 1]", "--run", "other"]
     assert _run(["sft", "--preset", "tiny", *puzzle]) == 2
-    assert "sft.attempts is (0, 1), and task 'jsonl' has no attempts; leave it out" in capsys.readouterr().err
+    assert "sft.attempts is (0, 1), and task 'jsonl' has no such option; leave it out" in capsys.readouterr().err
     assert _run(["sft", "--preset", "tiny", "--set", "task.name=own_puzzles:Puzzle", "--run", "third"]) == 2
     assert "'puzzle' has no reference solutions to fine-tune on" in capsys.readouterr().err
