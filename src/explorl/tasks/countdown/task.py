@@ -197,12 +197,12 @@ class Countdown(Task):
     def _puzzles(self, split: str) -> list[Puzzle]:
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
-        if split == "sft" and split not in self._given:
+        if split == "sft" and split not in self._splits:
             return self._generated_sft
-        return self._given[split]
+        return self._splits[split]
 
     @cached_property
-    def _given(self) -> Splits:
+    def _splits(self) -> Splits:
         """What the source holds; of real problems, no ``sft``."""
         if self.split_file is not None:
             return read_splits(self.split_file)
