@@ -98,7 +98,7 @@ def test_prompts(task: Code, largest: Problem) -> None:
         ({"test": 3}, "line 1: test is 3"),
         ({"entry_point": "other"}, "line 1: the prompt does not define 'other'"),
         ({"test": "assert True"}, r"line 1: the test does not define check\(candidate\)"),
-        ({"task_id": "own/1"}, "line 2: task_id 'own/1' stands there twice"),
+        ({"task_id": "own/1"}, "line 2: duplicate task_id 'own/1'"),
     ],
 )
 def test_bad_files(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -312,8 +312,8 @@ def test_pieces() -> None:
     assert defines("async  def f(): pass", "f")
     assert not defines("def ff(): pass", "f")
     assert not defines(" def f(): pass", "f")
-    found = find_fences("```python\na\n```\n```js\nb\n```\n```\nc\n```\n```python\nd")
-    assert (found.blocks, found.lines) == (["a", "c"], 7)
+    fences = find_fences("```python\na\n```\n```js\nb\n```\n```\nc\n```\n```python\nd")
+    assert (fences.blocks, fences.lines) == (["a", "c"], 7)
 
 
 # Any text at all ------------------------------------------------------------------------------------------------------
