@@ -410,5 +410,5 @@ def test_metadata_comes_back_as_it_was() -> None:
 
 def test_metadata_that_cannot_be_stored_is_refused_in_words() -> None:
     task = get_task("gym:leg_counting")
-    with pytest.raises(ValueError, match=r"gym:leg_counting .*'Decimal'.*take another data set"):
+    with pytest.raises(ValueError, match=r"gym:leg_counting .*'Decimal'.*use another data set"):
         task.problem({"question": "?", "answer": "1", "metadata": {"x": [Decimal(1)]}})  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Scores answers to problems of reasoning-gym in processes that are shut in and killed when they take too long."""
+"""Score answers to problems of reasoning-gym in isolated processes, which are killed when they take too long."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from explorl.tasks.gym.worker import Score, dataset_modules, encode_config
 
 
 class Scorer:
-    """Processes that score the answers to one data set; they end with it."""
+    """Processes that score answers for one data set; they end when this object is deleted."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self._sealed = Sealed("explorl.tasks.gym.worker:score", setup=dict(setup))
         finalize(self, self._sealed.close)
 
     def score(self, answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Score]:
-        """The scores of answers to problems' data. The same answer to the same problem is scored once."""
+        """Return the score of each pair of an answer and a problem's data; equal pairs are scored once."""
         messages = {
             _key(answer, data): {"answer": answer, "entry": dict(data)}
             for answer, data in answers
@@ -34,7 +34,7 @@ class Scorer:
 
 
 def shared_scorer(name: str, config: Mapping[str, Any]) -> Scorer:
-    """One scorer for all tasks that have the same data set with the same options."""
+    """Return the scorer of a data set, the same for all tasks with equal options."""
     key = name, encode_config(name, config)
     scorer = _SHARED.get(key)
     if scorer is None:
@@ -50,7 +50,7 @@ def _key(answer: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _to_score(reply: Reply) -> Score:
-    """A score, whatever a process replied."""
+    """Return the score in a reply, or 0 with an error if it is not a score."""
     if reply.error is not None:
         return 0.0, f"the scorer {reply.error}"
     try:
