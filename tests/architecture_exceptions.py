@@ -39,7 +39,6 @@ CYCLES: Exceptions = {
 # A public class name and in how many modules it is defined.
 DUPLICATE_CLASSES: Exceptions = {
     ("Arm", 2): "study.file has the specification, study.watch the state that it shows",
-    ("Choice", 2): "a pass in modeling.passes; a task and its parsed letter in tasks",
     ("Drawn", 2): "to be renamed after what each holds",
     ("FastestDrop", 2): "one measured offline, one while training",
     ("Limits", 2): "to be renamed after what each holds",

@@ -42,7 +42,7 @@ from explorl.tasks.stable_random import shuffled
 
 
 def verify(completion: str | bytes, nums: Sequence[int], target: int, opened: bool = False) -> Verdict:
-    """Judge a completion, whatever is in it. ``opened``: the prompt has already opened ``<think>``.
+    """Verify a completion, whatever is in it. ``opened``: the prompt has already opened ``<think>``.
 
     Of a completion beyond a million characters only the end is read, and it is not well-formed.
     """
