@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorl.tasks.base import Problem
-from explorl.tasks.choice.letters import LETTERS, chosen
+from explorl.tasks.choice.letters import LETTERS, chosen_option
 from explorl.tasks.choice.question_files import HUB_ID, Question, read_file, read_hub
 from explorl.tasks.choice.task import Choice, verify
 
@@ -76,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
     ],
 )  # fmt: skip
 def test_letters_by_hand(completion: str, letter: str | None) -> None:
-    choice = chosen(completion)
+    choice = chosen_option(completion)
     assert choice.letter == letter
     assert (choice.error is None) is (letter is not None)
 
@@ -162,26 +162,28 @@ DENIALS = [
 
 @pytest.mark.parametrize(("letter", "text"), [(letter, text) for letter, texts in HONEST.items() for text in texts])
 def test_honest_statements(letter: str, text: str) -> None:
-    assert chosen(text).letter == letter
-    assert chosen(f"Let me think about A, B, C and D.\n\n{text}").letter == letter
+    assert chosen_option(text).letter == letter
+    assert chosen_option(f"Let me think about A, B, C and D.\n\n{text}").letter == letter
 
 
 def test_an_option_as_it_was_given() -> None:
-    assert chosen("B) Paris\n\nParis is the capital of France.").letter == "B"
-    assert chosen("Paris?\nB) Paris\nParis is the capital of France.").letter is None  # a line in the midst of others
-    assert chosen("A) Rome\n\nI see.\n\nB) Paris").letter is None
-    assert chosen("I. Newton found it.").letter is None
+    assert chosen_option("B) Paris\n\nParis is the capital of France.").letter == "B"
+    assert (
+        chosen_option("Paris?\nB) Paris\nParis is the capital of France.").letter is None
+    )  # a line in the midst of others
+    assert chosen_option("A) Rome\n\nI see.\n\nB) Paris").letter is None
+    assert chosen_option("I. Newton found it.").letter is None
 
 
 @pytest.mark.parametrize("text", HEDGES)
 def test_two_options_are_none(text: str) -> None:
-    assert chosen(text).letter is None
+    assert chosen_option(text).letter is None
     assert not any(verify(text, OPTIONS, answer).correct for answer in range(4))
 
 
 @pytest.mark.parametrize("text", DENIALS)
 def test_what_is_denied_is_not_chosen(text: str) -> None:
-    assert chosen(text).letter is None
+    assert chosen_option(text).letter is None
 
 
 @given(st.lists(st.sampled_from([*"ABCD", "(A)", "(B)", " or ", " and ", ", ", "; ", "not ", " is ", "wrong", "correct",
@@ -241,7 +243,7 @@ def test_prompts(folder: Path) -> None:
     assert text.startswith("Which is a metal?\n\nA) helium\nB) sulphur\nC) neon\nD) iron\n\nPlease reason")
     assert text.endswith("where X is the letter of the right option.\n")
     assert task.prompt(problem, "chat") == [{"role": "user", "content": text.rstrip()}]
-    assert chosen(text).letter is None  # a policy that repeats its prompt chooses nothing
+    assert chosen_option(text).letter is None  # a policy that repeats its prompt chooses nothing
     with pytest.raises(ValueError, match="unknown template 'plian'; did you mean 'plain'"):
         task.prompt(problem, "plian")
     assert task.reward("Answer: D", problem) == pytest.approx(1.1)
@@ -373,7 +375,7 @@ WORDS = [
 def test_prose_chooses_nothing(words: list[str], start: str) -> None:
     """Articles are words of a sentence: "Answer: A good metal"."""
     text = f"{start}{' '.join(words)} metal of the good."
-    choice = chosen(text)
+    choice = chosen_option(text)
     # Only a letter that "is" follows can be meant: "Answer: A is the metal".
     assert choice.letter is None or text.startswith((f"{start}A is", f"{start}I is", f"{start}a is"))
 

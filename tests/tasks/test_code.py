@@ -20,7 +20,7 @@ from explorl.sandbox import programs
 from explorl.sandbox.fork_client import fork_server_client
 from explorl.sandbox.programs import Guarantees, SandboxError, capabilities
 from explorl.tasks import Problem
-from explorl.tasks.code.extract import defines, extract, fences, preamble
+from explorl.tasks.code.extract import defines, extract_function, find_fences, split_prompt
 from explorl.tasks.code.task import FILE, HUB_ID, Code
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -98,7 +98,7 @@ def test_prompts(task: Code, largest: Problem) -> None:
         ({"test": 3}, "line 1: test is 3"),
         ({"entry_point": "other"}, "line 1: the prompt does not define 'other'"),
         ({"test": "assert True"}, r"line 1: the test does not define check\(candidate\)"),
-        ({"task_id": "own/1"}, "line 2: task_id 'own/1' stands there twice"),
+        ({"task_id": "own/1"}, "line 2: duplicate task_id 'own/1'"),
     ],
 )
 def test_bad_files(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -178,7 +178,7 @@ WHOLE = HEAD + BODY
 )
 def test_finds_the_program(task: Code, largest: Problem, text: str | bytes) -> None:
     verdict = task.verify(text, largest)
-    assert verdict.correct, (extract(str(text), HEAD, "largest"), verdict)
+    assert verdict.correct, (extract_function(str(text), HEAD, "largest"), verdict)
     assert verdict.error is None
 
 
@@ -304,13 +304,16 @@ def test_no_text_steers_a_terminal(task: Code, largest: Problem) -> None:
 
 
 def test_pieces() -> None:
-    assert preamble(HEAD, "largest") == ("from typing import List\n\n\n", HEAD[len("from typing import List\n\n\n") :])
-    assert preamble("x", "f") == ("", "x")
+    assert split_prompt(HEAD, "largest") == (
+        "from typing import List\n\n\n",
+        HEAD[len("from typing import List\n\n\n") :],
+    )
+    assert split_prompt("x", "f") == ("", "x")
     assert defines("async  def f(): pass", "f")
     assert not defines("def ff(): pass", "f")
     assert not defines(" def f(): pass", "f")
-    found = fences("```python\na\n```\n```js\nb\n```\n```\nc\n```\n```python\nd")
-    assert (found.blocks, found.lines) == (["a", "c"], 7)
+    fences = find_fences("```python\na\n```\n```js\nb\n```\n```\nc\n```\n```python\nd")
+    assert (fences.blocks, fences.lines) == (["a", "c"], 7)
 
 
 # Any text at all ------------------------------------------------------------------------------------------------------
@@ -349,7 +352,7 @@ PIECES = [
 
 @given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
 def test_extraction_never_raises(text: str) -> None:
-    source = extract(text, HEAD, "largest")
+    source = extract_function(text, HEAD, "largest")
     assert isinstance(source, str)
     assert bool(source) or not text.strip() or "```" in text
 
@@ -369,8 +372,8 @@ def mutations(rng: random.Random, count: int) -> list[str]:
 @pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_mutated_completions_are_read(count: int) -> None:
     for text in mutations(random.Random(0), count):
-        extract(text, HEAD, "largest")
-        fences(text)
+        extract_function(text, HEAD, "largest")
+        find_fences(text)
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(100_000, marks=pytest.mark.slow)])
@@ -391,7 +394,7 @@ def test_mutated_completions_are_judged(task: Code, largest: Problem, count: int
 def test_extraction_takes_linear_time(piece: str) -> None:
     text = piece * ((1 << 18) // len(piece))
     start = time.process_time()
-    extract(text, HEAD, "largest")
+    extract_function(text, HEAD, "largest")
     assert time.process_time() - start < 1
 
 

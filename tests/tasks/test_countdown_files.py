@@ -105,7 +105,7 @@ def test_a_seed_gives_the_same_file_everywhere(tmp_path: Path, space: Any, diges
         (GOOD, "split is None; give one of sft, train, holdout"),
         ('{"split": "test", "nums": [3], "target": 3}', "split is 'test'"),
         ('{"split": ["sft"], "nums": [3], "target": 3}', r"split is \['sft'\]"),
-        ('{"split": "train", "nums": [7, 3], "target": 10}', "already stands in .*, line 1"),
+        ('{"split": "train", "nums": [7, 3], "target": 10}', "is already in .*, line 1"),
     ],
 )
 def test_a_bad_split_file(tmp_path: Path, line: str, message: str) -> None:

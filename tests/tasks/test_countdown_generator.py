@@ -97,13 +97,13 @@ def test_a_split_can_take_all_that_is_left() -> None:
 
 
 def test_asking_for_more_than_there_is_says_how_much_there_is() -> None:
-    with pytest.raises(ValueError, match=r"'sft' asks for 60000 problems and gets 11292: .* sum to at most 16292"):
+    with pytest.raises(ValueError, match=r"'sft' needs 60000 problems but gets 11292: .* sum to at most 16292"):
         make_splits(MINI, {"sft": 60_000, "train": 4_000, "holdout": 1_000})
     small = Space(operands=(4, 4), numbers=(1, 2), targets=(1, 9))
     assert not small.listable
-    with pytest.raises(ValueError, match="'train' asks for 1000 problems"):
+    with pytest.raises(ValueError, match="'train' needs 1000 problems"):
         make_splits(small, {"train": 1_000})
-    with pytest.raises(ValueError, match="cannot take all that is left"):
+    with pytest.raises(ValueError, match="cannot take all remaining problems"):
         make_splits(PAPER, {"sft": None})
 
 

@@ -138,7 +138,7 @@ def test_the_docstrings_example() -> None:
 
     shown = [line for line in (countdown_search.__doc__ or "").splitlines() if re.match(r"    [0-9]+ [0-9]+[:?]", line)]
     shown = [line.strip().split("  ")[0] for line in shown]
-    assert countdown_search.tried((35, 18, 7, 9), 61, (0, 1)).text.splitlines() == shown
+    assert countdown_search.try_pair((35, 18, 7, 9), 61, (0, 1)).text.splitlines() == shown
 
 
 def test_by_hand() -> None:

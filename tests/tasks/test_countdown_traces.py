@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from explorl.tasks.answer_span import TAGS
 from explorl.tasks.countdown import traces
 from explorl.tasks.countdown.generator import MINI, PAPER, Space, make_splits
 from explorl.tasks.countdown.solver import solve
@@ -17,7 +18,6 @@ from explorl.tasks.countdown.task import verify
 from explorl.tasks.countdown.templates import terse
 from explorl.tasks.countdown.traces import TERSE_ALPHABET, near_misses, trace
 from explorl.tasks.expression import evaluate, numbers
-from explorl.tasks.tags import TAGS
 
 from .expressions import oracle
 

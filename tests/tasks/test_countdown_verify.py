@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from explorl.tasks.answer_span import TAGS
 from explorl.tasks.countdown.task import verify
 from explorl.tasks.expression import numbers, parse
-from explorl.tasks.tags import TAGS
 
 from .expressions import expression_texts, oracle
 
@@ -360,7 +360,7 @@ def test_what_is_cut_off_is_not_forgotten() -> None:
     ("completion", "error"),
     [
         ("no", "no <answer>…</answer>"),
-        ("<answer>3 7</answer>", "not an expression: an operator or ')' is due at character 3, not '7'"),
+        ("<answer>3 7</answer>", "not an expression: expected an operator or ')' at character 3, not '7'"),
         ("<answer>3+8</answer>", "8 is not given, or not that often"),
         ("<answer>3/(7-7)</answer>", "7 is not given, or not that often"),
         ("<answer>3+7</answer>", "it gives 10, not 33"),

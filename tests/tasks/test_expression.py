@@ -229,9 +229,9 @@ def test_bounds_are_where_they_say() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("3 4", "an operator or '\\)' is due at character 3, not '4'"),
-        ("3+*", "a number or '\\(' is due at character 3, not '\\*'"),
-        ("3+", "ends where a number is due"),
+        ("3 4", "expected an operator or '\\)' at character 3, not '4'"),
+        ("3+*", "expected a number or '\\(' at character 3, not '\\*'"),
+        ("3+", "ends where a number is expected"),
         ("", "empty"),
         ("(3", "never closed"),
         ("3)", "closes nothing"),

@@ -27,9 +27,9 @@ from reasoning_gym.factory import DATASETS
 
 from explorl.sandbox.codec import decode
 from explorl.tasks import Problem, get_task
-from explorl.tasks.gym.guard import evaluate, guard, is_formula, uses_sympy
+from explorl.tasks.gym.guard import evaluate, is_formula, replace_eval, uses_sympy
 from explorl.tasks.gym.task import Gym, _answer
-from explorl.tasks.gym.worker import create, metadata_of, metadata_text, scored
+from explorl.tasks.gym.worker import create_dataset, decode_metadata, encode_metadata, score_answer
 
 SLOW = {"arc_agi", "figlet_font", "group_anagrams", "knight_swap", "sudoku"}
 """Take a second or more for their first entry."""
@@ -186,7 +186,7 @@ def test_scorers_may_do_anything(value: Any, score: float, error: str | None) ->
                 raise value
             return value
 
-    found = scored(Anything(), "1", {"answer": "1", "metadata": {}})
+    found = score_answer(Anything(), "1", {"answer": "1", "metadata": {}})
     assert found[0] == score
     assert found[1] is None if error is None else error in (found[1] or "")
 
@@ -198,14 +198,14 @@ def test_every_data_set(name: str) -> None:
     back = Problem(problem.id, json.loads(json.dumps(problem.data)))
     assert back == problem
     entry = {**back.data, "metadata": decode(json.loads(back.data["metadata"]))}
-    dataset = create(name, {}, seed=0, size=1)
+    dataset = create_dataset(name, {}, seed=0, size=1)
     answer = problem.data["answer"]
     if name in WITHOUT_ANSWER:
         assert answer is None
     else:
-        assert scored(dataset, _answer(f"<answer> {answer}\r\n</answer>") or "", entry) == (1.0, None)
+        assert score_answer(dataset, _answer(f"<answer> {answer}\r\n</answer>") or "", entry) == (1.0, None)
     for text in ("", "x", "-1", "[[]]", "{", "\ud800", "None", "1 2 3", "(1+1)", "0" * 99, "1" * 10_001):
-        score, error = scored(dataset, text, entry)
+        score, error = score_answer(dataset, text, entry)
         assert 0.0 <= score <= 1.0
         assert error is None or score == 0.0
 
@@ -235,8 +235,8 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("guarded")
 @pytest.mark.parametrize("name", PARSERS + EVALUATORS)
 def test_answers_are_not_run(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = create(name, {}, seed=0, size=1)
-    guard(dataset)
+    dataset = create_dataset(name, {}, seed=0, size=1)
+    replace_eval(dataset)
     entry = dataset[0]
     assert uses_sympy(type(dataset)) is (name in PARSERS)
     file = tmp_path / "made"
@@ -244,7 +244,7 @@ def test_answers_are_not_run(name: str, tmp_path: Any, monkeypatch: pytest.Monke
     with monkeypatch.context() as patched:
         patched.setattr(builtins, "open", lambda *args, **kwargs: called.append(args))
         for attack in ATTACKS:
-            assert scored(dataset, attack.format(file=file), entry)[0] < 1
+            assert score_answer(dataset, attack.format(file=file), entry)[0] < 1
     assert not called
     assert not file.exists()
     start = time.process_time()
@@ -257,13 +257,13 @@ def test_answers_are_not_run(name: str, tmp_path: Any, monkeypatch: pytest.Monke
         "2**(9*9*9*9*9*9*9)",
         "((9**9)**9)**9",
     ):
-        assert scored(dataset, bomb, entry)[0] < 1
+        assert score_answer(dataset, bomb, entry)[0] < 1
     assert time.process_time() - start < 5
 
 
 @pytest.mark.usefixtures("guarded")
 def test_all_modules_are_guarded() -> None:
-    guard(create("chain_sum", {}, seed=0, size=1))
+    replace_eval(create_dataset("chain_sum", {}, seed=0, size=1))
     string_insertion = sys.modules["reasoning_gym.algorithmic.string_insertion"]
     assert vars(string_insertion)["eval"] is evaluate
 
@@ -277,11 +277,11 @@ def test_all_modules_are_guarded() -> None:
     ],
 )
 def test_guarded_scorers_still_know_their_answers(name: str, config: dict[str, Any]) -> None:
-    dataset = create(name, config, seed=0, size=20)
-    guard(dataset)
+    dataset = create_dataset(name, config, seed=0, size=20)
+    replace_eval(dataset)
     for index in range(20):
         entry = dataset[index]
-        assert scored(dataset, entry["answer"], entry) == (1.0, None)
+        assert score_answer(dataset, entry["answer"], entry) == (1.0, None)
 
 
 def test_own_parsers_are_left_alone() -> None:
@@ -301,14 +301,14 @@ def test_own_parsers_are_left_alone() -> None:
     ],
 )
 def test_numbers_that_scorers_do_not_see(answer: str) -> None:
-    dataset = create("countdown", {}, seed=0, size=1)
+    dataset = create_dataset("countdown", {}, seed=0, size=1)
     entry = dataset[0]
-    assert scored(dataset, entry["answer"], entry) == (1.0, None)
+    assert score_answer(dataset, entry["answer"], entry) == (1.0, None)
     target, numbers = entry["metadata"]["target"], entry["metadata"]["numbers"]
     ones = "+".join(["E/E"] * (target // 4))
     text = answer.format(target=target, sum="+".join(map(str, numbers)), one=ones, two="E/E+E/E")
-    assert scored(dataset, text, entry)[0] == 0.0
-    assert "not a formula" in (scored(dataset, text, entry)[1] or "")
+    assert score_answer(dataset, text, entry)[0] == 0.0
+    assert "not a formula" in (score_answer(dataset, text, entry)[1] or "")
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_fractions_in_the_metadata() -> None:
     """gsm_symbolic draws some of its numbers as fractions, which JSON has not."""
     task = get_task("gym:gsm_symbolic", sizes={"train": 40, "holdout": 0, "sft": 0})
     problems = task.problems("train")
-    values = [value for one in problems for value in metadata_of(one.data["metadata"])["variables"].values()]
+    values = [value for one in problems for value in decode_metadata(one.data["metadata"])["variables"].values()]
     assert any(isinstance(value, Fraction) for value in values)
     verdicts = task.verify_many([f"<answer>{one.data['answer']}</answer>" for one in problems], problems)
     assert all(verdict.correct for verdict in verdicts)
@@ -405,10 +405,10 @@ def test_fractions_in_the_metadata() -> None:
 
 def test_metadata_comes_back_as_it_was() -> None:
     metadata = {"a": [Fraction(1, 3), (Fraction(-2), "x")], ("b", 1): {Fraction(5, 7)}, "c": {"d": None, "e": 1 << 70}}
-    assert metadata_of(metadata_text("chain_sum", metadata)) == metadata
+    assert decode_metadata(encode_metadata("chain_sum", metadata)) == metadata
 
 
 def test_metadata_that_cannot_be_stored_is_refused_in_words() -> None:
     task = get_task("gym:leg_counting")
-    with pytest.raises(ValueError, match=r"gym:leg_counting .*'Decimal'.*take another data set"):
+    with pytest.raises(ValueError, match=r"gym:leg_counting .*'Decimal'.*use another data set"):
         task.problem({"question": "?", "answer": "1", "metadata": {"x": [Decimal(1)]}})  # type: ignore[attr-defined]

@@ -14,7 +14,16 @@ from tools.docs.gym_table import ProbedDataset, kind_of_scorer, page, rows
 
 from explorl.tasks import get_task
 from explorl.tasks.gym import probe as gym_probe
-from explorl.tasks.gym.probe import Finding, canned, examined, probe, sample, says_the_same, weakness, worst
+from explorl.tasks.gym.probe import (
+    Finding,
+    canned_answers,
+    find_weakness,
+    is_same_answer,
+    probe,
+    probe_dataset,
+    sample_entries,
+    worst_finding,
+)
 from explorl.tasks.gym.worker import factory
 
 PAGE = Path(__file__).parents[2] / "docs" / "gym.md"
@@ -66,7 +75,7 @@ def test_a_part_of_a_composite_that_can_be_bought() -> None:
 
 
 def test_scorers_that_talk(capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
-    assert examined("tower_of_hanoi", {}) == examined("pool_matrix", {}) == []
+    assert probe_dataset("tower_of_hanoi", {}) == probe_dataset("pool_matrix", {}) == []
     assert capsys.readouterr().out == ""
     assert list(recwarn) == []
     factory().DATASETS["tower_of_hanoi"][0]._validate_move(None, {}, "Move disk 1 from Peg 1 to Peg 4")
@@ -74,7 +83,7 @@ def test_scorers_that_talk(capsys: pytest.CaptureFixture[str], recwarn: pytest.W
 
 
 def test_options_count() -> None:
-    finding = weakness("puzzle24", {"max_value": 5}, 1.0)
+    finding = find_weakness("puzzle24", {"max_value": 5}, 1.0)
     assert finding is not None
     assert finding.answer == "'1*2*3*4'"
 
@@ -82,11 +91,11 @@ def test_options_count() -> None:
 def test_a_data_set_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     probed = []
 
-    def examined(name: str, config: dict[str, Any], threshold: float) -> list[Finding]:
+    def probe_dataset(name: str, config: dict[str, Any], threshold: float) -> list[Finding]:
         probed.append((name, config, threshold))
         return []
 
-    monkeypatch.setattr(gym_probe, "examined", examined)
+    monkeypatch.setattr(gym_probe, "probe_dataset", probe_dataset)
     gym_probe._weakness.cache_clear()
     for _ in range(2):
         get_task("gym:leg_counting", config={"max_animals": 3, "min_animals": 2})
@@ -129,7 +138,7 @@ def test_a_scorer_that_always_says_yes_to_yes(share: float) -> None:
     def score(answer: str, entry: Any) -> float:
         return float(answer in ("yes", entry["answer"]))
 
-    found = worst(probe(score, entries(golds), 1.0))
+    found = worst_finding(probe(score, entries(golds), 1.0))
     assert found == Finding("'yes'", golds.count("no"), golds.count("no"))
 
 
@@ -142,10 +151,10 @@ def test_a_finding_is_most_of_the_problems() -> None:
 
     (finding,) = probe(score, sample, 1.0)
     assert finding == Finding("'42'", 8, 16)
-    assert worst([finding]) is None
+    assert worst_finding([finding]) is None
     winning.add(8)
     (finding,) = probe(score, sample, 1.0)
-    assert worst([finding]) == Finding("'42'", 9, 16)
+    assert worst_finding([finding]) == Finding("'42'", 9, 16)
     assert str(finding) == "'42' wins on 9 of 16 problems that it does not answer"
 
 
@@ -159,17 +168,17 @@ def test_an_answer_that_loses_is_given_up() -> None:
 
     assert probe(score, sample, 1.0) == []
     assert tried.count("42") == 3
-    assert worst(probe(score, sample, 1.0, thorough=True)) == Finding("'42'", 13, 16)
+    assert worst_finding(probe(score, sample, 1.0, thorough=True)) == Finding("'42'", 13, 16)
 
 
 def test_too_few_problems_tell_nothing() -> None:
-    assert worst(probe(lambda answer, entry: 1.0, entries(["7", "8"]), 1.0)) is None
-    assert worst(probe(lambda answer, entry: 1.0, entries(["7", "8", "9"]), 1.0)) is not None
+    assert worst_finding(probe(lambda answer, entry: 1.0, entries(["7", "8"]), 1.0)) is None
+    assert worst_finding(probe(lambda answer, entry: 1.0, entries(["7", "8", "9"]), 1.0)) is not None
 
 
 def test_canned_answers() -> None:
     sample = entries(["[1, 2.5]", None, "yes"], numbers=[3, 4], target=7, words=["no?", "or"], solution="yes or no")
-    answers = canned(sample)
+    answers = canned_answers(sample)
     assert answers["'0'"] == ["0"] * 3
     assert answers["the question"][1] == "Is it so?\nCase 1: yes or no?"
     assert answers["the last line of the question"][2] == "Case 2: yes or no?"
@@ -191,9 +200,9 @@ def test_a_sample_that_takes_long_is_small(monkeypatch: pytest.MonkeyPatch) -> N
         now[0] += 0.1
         return {"index": index}
 
-    assert len(sample(draw, seconds=0.55)) == 6
-    assert len(sample(draw, seconds=0.01)) == 3
-    assert sample(draw) == [{"index": index} for index in range(16)]
+    assert len(sample_entries(draw, seconds=0.55)) == 6
+    assert len(sample_entries(draw, seconds=0.01)) == 3
+    assert sample_entries(draw) == [{"index": index} for index in range(16)]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +210,7 @@ def test_a_sample_that_takes_long_is_small(monkeypatch: pytest.MonkeyPatch) -> N
     [("Yes ", "yes"), ("0", "0.00"), ("1/2", "0.5"), ("0x10", "16"), ("1,000", "1000"), ("[1,2]", "[1, 2]")],
 )
 def test_answers_that_say_the_same(answer: str, gold: str) -> None:
-    assert says_the_same(answer, gold)
+    assert is_same_answer(answer, gold)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +227,7 @@ def test_answers_that_say_the_same(answer: str, gold: str) -> None:
     ],
 )
 def test_answers_that_do_not(answer: str, gold: Any) -> None:
-    assert not says_the_same(answer, gold)
+    assert not is_same_answer(answer, gold)
 
 
 # The table ------------------------------------------------------------------------------------------------------------
@@ -262,4 +271,4 @@ def test_the_page_is_what_is_found() -> None:
     found = {row.name: list(row.cells) for row in rows()}
     assert found == written()
     for name, (_, verdict, *_rest) in found.items():
-        assert (weakness(name, {}, 1.0) is not None) is (verdict == "**refused**"), name
+        assert (find_weakness(name, {}, 1.0) is not None) is (verdict == "**refused**"), name

@@ -20,9 +20,9 @@ from reasoning_gym.factory import DATASETS
 
 from explorl.sandbox.isolated_call import IsolatedResult, IsolationLimits
 from explorl.tasks import Problem
-from explorl.tasks.gym.score import Scorer, _understood, shared_scorer
+from explorl.tasks.gym.score import Scorer, _to_score, shared_scorer
 from explorl.tasks.gym.task import Gym
-from explorl.tasks.gym.worker import create, scored
+from explorl.tasks.gym.worker import create_dataset, score_answer
 from tests.tasks.test_fuzz import completions
 from tests.tasks.test_gym import NO_DEFAULTS, SLOW, WITHOUT_ANSWER
 
@@ -111,7 +111,7 @@ def test_an_answer_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_any_reply_is_a_score(reply: IsolatedResult, score: tuple[float, str | None]) -> None:
-    assert _understood(reply) == score
+    assert _to_score(reply) == score
 
 
 def test_text_that_cannot_be_written() -> None:
@@ -137,7 +137,7 @@ def everything(names: list[str]) -> tuple[Gym, dict[str, Problem]]:
     """A composite of data sets, and a problem of each of them."""
     parts = [{"name": name, "weight": 1, "config": {}} for name in names]
     task = gym("composite", config={"datasets": parts}, sizes={})
-    return task, {name: task.problem(create(name, {}, seed=0, size=1)[0]) for name in names}
+    return task, {name: task.problem(create_dataset(name, {}, seed=0, size=1)[0]) for name in names}
 
 
 def test_right_answers_of_many_data_sets_at_once() -> None:
@@ -153,13 +153,13 @@ def test_right_answers_of_many_data_sets_at_once() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(DATASETS) - NO_DEFAULTS))
 def test_shut_in_scores_are_the_same(name: str) -> None:
-    dataset = create(name, {}, seed=0, size=4)
+    dataset = create_dataset(name, {}, seed=0, size=4)
     entries = [dataset[index] for index in range(1 if name in SLOW else 4)]
     task = gym(name)
     texts = [*(entry["answer"] for entry in entries), "0", "nan", "[]", "x + 1", "True"]
     pairs = [(text, entry) for text in texts if text is not None for entry in entries]
     found = task._scorer.score([(text, task.problem(entry).data) for text, entry in pairs])
-    assert found == [scored(dataset, text, entry) for text, entry in pairs]
+    assert found == [score_answer(dataset, text, entry) for text, entry in pairs]
 
 
 # Hostile answers ------------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_no_answer_changes_the_next(naive: Gym) -> None:
         "type(dataset).right = '7'",
         "dataset.right = '7'",
         "type(dataset).score_answer = lambda *_: 1.0",
-        "from explorl.tasks.gym import worker; worker.scored = lambda *_: (1.0, None)",
+        "from explorl.tasks.gym import worker; worker.score_answer = lambda *_: (1.0, None)",
         "from explorl.tasks.gym import worker; worker._prepared.clear()",
         "import builtins; builtins.float = lambda _: 1.0",
         "import json; json.loads = json.dumps = None",
@@ -304,7 +304,7 @@ def test_equal_tasks_share_their_scorer() -> None:
 
 def test_processes_end_with_the_last_task() -> None:
     scorer = shared_scorer("gcd", {})
-    entry = create("gcd", {}, seed=0, size=1)[0]
+    entry = create_dataset("gcd", {}, seed=0, size=1)[0]
     data = gym("gcd").problem(entry).data
     assert scorer.score([(entry["answer"], data)]) == [(1.0, None)]
     (pid,) = [worker.pid for worker in scorer._isolated._pool]

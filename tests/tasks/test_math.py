@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from explorl.tasks.answer_span import box_spans, last_boxed, last_hash
 from explorl.tasks.base import Problem
-from explorl.tasks.boxed import boxes, last_boxed, last_hash
 from explorl.tasks.math.benchmark_files import SOURCES, BenchmarkProblem, read_folder, read_hub, read_jsonl
 from explorl.tasks.math.form import worker_texts
 from explorl.tasks.math.judge import shared_judge
@@ -309,7 +309,7 @@ def test_no_text_raises(text: str) -> None:
         for style in ("boxed", "hash"):
             answer, _ = read_answer(completion, style)
             (answer or "").encode()
-        found = boxes(completion)
+        found = box_spans(completion)
         assert all(span is None or 0 <= span[0] <= span[1] <= len(completion) for span in found)
     if "\\" not in text and "{" not in text and "}" not in text:
         assert last_boxed(f"{text}\\boxed{{{text}}}{text}") == (text.strip(), 1)

@@ -211,22 +211,22 @@ BAD = [
     ("own_puzzles.deep:Puzzle", "there is no module 'own_puzzles.deep'"),
     ("own_puzzles:Puzle", "own_puzzles has no 'Puzle' to use; it has Puzzle, Sized"),
     ("own_puzzles:Puzzle.deeper", r"own_puzzles has no 'Puzzle\.deeper'"),
-    ("own_puzzles:NoTask", r"is no task; write class NoTask\(Task\), with Task from explorl\.tasks"),
-    ("own_puzzles:Half", "lacks prompt and verify; a task has problems, prompt and verify"),
-    ("own_puzzles:Short", r"verify does not take what it is called with; write verify\(self, completion, problem, \*,"),
-    ("own_puzzles:made", "is a task that is made already; name its class"),
-    ("own_puzzles:make", r"is a function, .*; name a class: class Make\(Task\)"),
+    ("own_puzzles:NoTask", r"is not a task; write class NoTask\(Task\), with Task from explorl\.tasks"),
+    ("own_puzzles:Half", "lacks prompt and verify; a task needs problems, prompt and verify"),
+    ("own_puzzles:Short", r"verify does not accept the arguments .*; write verify\(self, completion, problem, \*,"),
+    ("own_puzzles:made", "is an instance of a task; name its class"),
+    ("own_puzzles:make", r"is a function; name a class instead: class Make\(Task\)"),
     ("own_puzzles:number", "is 7; name a subclass"),
     ("own_puzzles:Sized", r"needs size; set task\.size"),
     ("own_syntax:Puzzle", r"importing own_syntax failed: SyntaxError: .* \(own_syntax\.py, line 1\)"),
     ("own_needs:Puzzle", "own_needs needs 'not_installed_anywhere', which is not installed"),
     ("own_raises:Puzzle", r"failed: ZeroDivisionError: division by zero \(own_raises\.py, line 2\)"),
     ("own_leaves:Puzzle", r"failed: SystemExit: bye \(own_leaves\.py, line 3\)"),
-    ("own_puzzles.Puzzle", "a task of your own is written own_puzzles:Puzzle"),
-    ("./own_puzzles.py:Puzzle", "a task of your own is written own_puzzles:Puzzle"),
-    ("own_puzzles.py:Puzzle", "a task of your own is written own_puzzles:Puzzle"),
-    ("my rows.jsonl", r"rows of a file are the task jsonl, with path: my rows\.jsonl"),
-    ("own_puzzles:", "a task of your own is written like my_pkg.puzzles:Puzzle"),
+    ("own_puzzles.Puzzle", "write an import path as own_puzzles:Puzzle"),
+    ("./own_puzzles.py:Puzzle", "write an import path as own_puzzles:Puzzle"),
+    ("own_puzzles.py:Puzzle", "write an import path as own_puzzles:Puzzle"),
+    ("my rows.jsonl", r"to use rows of a file, set the task jsonl and path: my rows\.jsonl"),
+    ("own_puzzles:", "write an import path like my_pkg.puzzles:Puzzle"),
     ("math:own", "unknown task 'math:own'"),
 ]
 
@@ -257,11 +257,11 @@ def test_the_command_prints_no_traceback(name: str, message: str, capsys: pytest
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_puzzles:Nothing", "gave 7; its class must make an instance of explorl.tasks.Task"),
-        ("own_puzzles:Broken", r"could not be made: KeyError: 'missing' \(own_puzzles\.py, line"),
-        ("own_puzzles:Listed", "templates is 'chat'; give names"),
-        ("own_puzzles:Weighed", "reward_parts has '1' for 'correctness'; give its weight, like 1.0"),
-        ("own_puzzles:Parted", "correct_part is 'correctness', which reward_parts has not; set it to one of brevity"),
+        ("own_puzzles:Nothing", "returned 7; its class must create an instance of explorl.tasks.Task"),
+        ("own_puzzles:Broken", r"could not be created: KeyError: 'missing' \(own_puzzles\.py, line"),
+        ("own_puzzles:Listed", "templates is 'chat'; use names"),
+        ("own_puzzles:Weighed", "reward_parts has '1' for 'correctness'; use a weight like 1.0"),
+        ("own_puzzles:Parted", "correct_part is 'correctness', which is not in reward_parts; set it to one of brevity"),
     ],
 )
 def test_what_cannot_be_made_is_said_in_words(name: str, message: str) -> None:
@@ -369,19 +369,19 @@ ONE = [Problem("a", {"b": 1})]
     ("task", "message"),
     [
         (Given(), "task 'given' has no problems in split 'train'; its splits: sft, train, holdout"),
-        (Given(["a"]), r"gave 'a'; give Problem\('id', "),
-        (Given([Problem(1, {})]), r"gave Problem\(id=1"),  # type: ignore[arg-type]
-        (Given(ONE * 2), "gave two with the id 'a' in split 'train'; give each an id of its own"),
-        (Given(ONE, prompt=""), "prompt of task 'given' gave ''; give text, or messages"),
-        (Given(ONE, prompt={"role": "user"}), "gave {'role': 'user'}"),
-        (Given(ONE, prompt=[{"role": "user", "content": None}]), "give text, or messages like"),
+        (Given(["a"]), r"returned 'a'; return Problem\('id', "),
+        (Given([Problem(1, {})]), r"returned Problem\(id=1"),  # type: ignore[arg-type]
+        (Given(ONE * 2), "returned the id 'a' twice in split 'train'; give each problem a unique id"),
+        (Given(ONE, prompt=""), "prompt of task 'given' returned ''; return text, or messages"),
+        (Given(ONE, prompt={"role": "user"}), "returned {'role': 'user'}"),
+        (Given(ONE, prompt=[{"role": "user", "content": None}]), "return text, or messages like"),
         (
             Given([Problem("a\ud800", {})]),
-            r"gave the id 'a\\ud800'; leave out half of a surrogate pair",
+            r"returned the id 'a\\ud800'; remove half of a surrogate pair",
         ),
         (
             Given(ONE, prompt="a\udfff"),
-            r"gave 'a\\udfff', which no tokenizer takes; leave out half of a surrogate pair",
+            r"returned 'a\\udfff', which no tokenizer accepts; remove half of a surrogate pair",
         ),
     ],
 )
@@ -391,18 +391,20 @@ def test_what_a_task_gives_is_checked(task: Task, message: str) -> None:
 
 
 def test_verdicts_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"verify of task 'given' gave True; give a Verdict, like Verdict\(True\)"):
+    with pytest.raises(
+        ValueError, match=r"verify of task 'given' returned True; return a Verdict, like Verdict\(True\)"
+    ):
         Given(ONE, verdict=True).verify_many(["a"], ONE)
-    with pytest.raises(ValueError, match="gave True"):
+    with pytest.raises(ValueError, match="returned True"):
         Given(ONE, verdict=True).rewards("a", ONE[0])
-    with pytest.raises(ValueError, match="answer of a verdict is 42; give text"):
+    with pytest.raises(ValueError, match="answer of a verdict is 42; use text"):
         Verdict(True, answer=42)  # type: ignore[arg-type]
     assert Given(ONE, verdict=Verdict(True)).reward("a", ONE[0]) == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize("flag", [None, "no", 0.5, float("nan"), 2])
 def test_a_verdict_is_a_yes_or_a_no(flag: Any) -> None:
-    with pytest.raises(ValueError, match=f"correct of a verdict is {flag!r}; give True or False"):
+    with pytest.raises(ValueError, match=f"correct of a verdict is {flag!r}; use True or False"):
         Verdict(flag)
     with pytest.raises(ValueError, match="well_formed of a verdict is"):
         Verdict(True, flag)
@@ -417,8 +419,8 @@ def test_a_verdict_may_be_numpys() -> None:
 @pytest.mark.parametrize(
     ("verdicts", "message"),
     [
-        ([Verdict(True)], "verify_many of task 'many' gave 1 verdicts on 2 completions; give one for each"),
-        ([True, False], "verify_many of task 'many' gave True; give Verdicts"),
+        ([Verdict(True)], "verify_many of task 'many' returned 1 verdicts for 2 completions; return one for each"),
+        ([True, False], "verify_many of task 'many' returned True; return Verdicts"),
     ],
 )
 def test_verdicts_of_many_are_checked(verdicts: Any, message: str) -> None:
@@ -446,7 +448,7 @@ def test_values_of_rewards_are_numbers(value: Any, good: Any) -> None:
     if good is not ...:
         assert correctness(**columns) == [good]
         return
-    with pytest.raises(ValueError, match="rewards of task 'valued' gave '1' for 'correctness'"):
+    with pytest.raises(ValueError, match="rewards of task 'valued' returned '1' for 'correctness'"):
         correctness(**columns)
 
 
@@ -457,7 +459,7 @@ def test_limits_hold_where_a_task_forgets_them() -> None:
 
 
 def test_data_that_is_not_json_is_said_in_words() -> None:
-    with pytest.raises(ValueError, match=r"the data of problem 'a' of task 'given' is not JSON \(.*set.*\); give text"):
+    with pytest.raises(ValueError, match=r"the data of problem 'a' of task 'given' is not JSON \(.*set.*\); use text"):
         json_text(Given(), "a", {"b": {1, 2}})
 
 
@@ -468,9 +470,7 @@ def test_a_part_without_a_value_is_said_in_words() -> None:
     columns: dict[str, Any] = {"prompts": ["a"], "completions": ["b"], "id": ["a"], "data": ['{"b": 1}']}
     correctness, brevity = Parts(ONE, verdict=Verdict(True)).reward_functions()
     assert correctness(**columns) == [1.0]
-    with pytest.raises(
-        ValueError, match="reward_parts of task 'parts' has 'brevity', of which `rewards` gives no value"
-    ):
+    with pytest.raises(ValueError, match="reward_parts of task 'parts' has 'brevity', but `rewards` returns no value"):
         brevity(**columns)
 
 
@@ -528,9 +528,7 @@ def test_a_chat_template_that_opens_think_is_told_to_the_task(
 def test_held_out_problems_that_are_trained_on_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(overrides=[*SMALL, "task.name=own_puzzles:Same"])
     task = get_task(config.task.name)
-    with pytest.warns(
-        UserWarning, match="4 of the 4 held-out problems of task 'same' are also trained on"
-    ):
+    with pytest.warns(UserWarning, match="4 of the 4 held-out problems of task 'same' are also trained on"):
         check_holdout(config, task, task.problems("train"))
     other = get_task("own_puzzles:Puzzle")
     with warnings.catch_warnings():
@@ -584,7 +582,7 @@ def test_evaluation_by_name_and_with_options(here: Path, small_policy: Path) -> 
         run_evaluation([policy], names[:1], how, here / "out", limit=3, task_options={"size": 4})
     with pytest.raises(ValueError, match="unknown option of task 'own_puzzles:Deaf': 'sise'"):
         run_evaluation([policy], names[1:], how, here / "out", limit=3, task_options={"sise": 4})
-    with pytest.raises(ValueError, match="verify of task 'boolean' gave"):
+    with pytest.raises(ValueError, match="verify of task 'boolean' returned"):
         run_evaluation([policy], ["own_puzzles:Boolean"], how, here / "out", limit=3)
 
 

@@ -57,12 +57,12 @@ def test_prompts(task: Task) -> None:
         ("099293", True, "99293", None),
         ("99294", False, "99294", "it is 99293, not 99294"),
         ("-99293", False, "-99293", "it is 99293, not -99293"),
-        ("9,9293", False, None, "the answer is no whole number"),
-        ("347*286+51", False, None, "the answer is no whole number"),
-        ("99293 or 5", False, None, "the answer is no whole number"),
-        ("٩٩٢٩٣", False, None, "the answer is no whole number"),
-        ("9" * 100_000, False, None, "the answer is no whole number"),
-        ("", False, None, "the answer is no whole number"),
+        ("9,9293", False, None, "the answer is not a whole number"),
+        ("347*286+51", False, None, "the answer is not a whole number"),
+        ("99293 or 5", False, None, "the answer is not a whole number"),
+        ("٩٩٢٩٣", False, None, "the answer is not a whole number"),
+        ("9" * 100_000, False, None, "the answer is not a whole number"),
+        ("", False, None, "the answer is not a whole number"),
     ],
 )
 def test_verdicts(task: Task, answer: str, correct: bool, normal: str | None, error: str | None) -> None:
@@ -120,7 +120,7 @@ def test_tiny_policy_can_write_it(task: Task) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"numbers": (9, 3)}, r"numbers=\(9, 3\): give 2 ≤ least ≤ greatest"),
+        ({"numbers": (9, 3)}, r"numbers=\(9, 3\): give 2 ≤ smallest ≤ largest"),
         ({"by_heart": 2}, "by_heart=2: give a share from 0 to 1, like 0.5"),
         ({"sizes": {"test": 3}}, "unknown split 'test'"),
         ({"sizes": {"sft": -1}}, "size of split 'sft' is -1; give a count like 1000"),
@@ -132,7 +132,7 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_too_few_problems() -> None:
-    with pytest.raises(ValueError, match=r"numbers=\(2, 4\) give about 63 problems, and the splits ask for 25000"):
+    with pytest.raises(ValueError, match=r"numbers=\(2, 4\) yields about 63 problems, but the splits need 25000"):
         get_task("products", numbers=[2, 4]).problems("train")
     with pytest.raises(ValueError, match="the sft split of 'products' is empty"):
         list(get_task("products", sizes={"sft": 0}).examples(1))

@@ -64,7 +64,7 @@ def test_problems_are_stable_and_json(mini: Task) -> None:
 def test_bad_splits_and_limits(mini: Task) -> None:
     with pytest.raises(ValueError, match="unknown split 'holdot'; did you mean 'holdout'"):
         mini.problems("holdot")
-    with pytest.raises(ValueError, match="limit=-1: give a count like 100"):
+    with pytest.raises(ValueError, match="limit=-1: use a count like 100"):
         mini.problems("train", limit=-1)
 
 

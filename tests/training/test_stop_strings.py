@@ -277,7 +277,9 @@ def test_vllm_calls_them_otherwise(make: Make) -> None:
 
 
 def test_a_tool_whose_calls_they_would_cut_is_refused(make: Make) -> None:
-    with pytest.raises(ValueError, match="stop is '=', which overlaps with '=' that every call of tool 'calculator' ends with"):
+    with pytest.raises(
+        ValueError, match="stop is '=', which overlaps with '=' that every call of tool 'calculator' ends with"
+    ):
         make({"stop": ["="]}, {"interpreter": "calculator"})
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tools.docs.markdown import table
 
 from explorl.tasks.gym.guard import scorer_source, uses_sympy
-from explorl.tasks.gym.probe import ITEMS, Finding, examined, worst
+from explorl.tasks.gym.probe import ITEMS, Finding, probe_dataset, worst_finding
 from explorl.tasks.gym.worker import factory
 
 MIN_SHARE = 0.1
@@ -59,11 +59,11 @@ class ProbedDataset:
     @property
     def finding(self) -> Finding | None:
         """Strongest finding against it, if any."""
-        return worst(self.findings) or next((item for item in self.findings if item.share > MIN_SHARE), None)
+        return worst_finding(self.findings) or next((item for item in self.findings if item.share > MIN_SHARE), None)
 
     @property
     def verdict(self) -> str:
-        if worst(self.findings):
+        if worst_finding(self.findings):
             return "**refused**"
         return "weak" if self.finding else "held"
 
@@ -80,7 +80,7 @@ def rows() -> Iterator[ProbedDataset]:
     datasets = factory().DATASETS
     for name in sorted(set(datasets) - {"composite"}):
         start = time.process_time()
-        findings = tuple(examined(name, {}, thorough=True))
+        findings = tuple(probe_dataset(name, {}, thorough=True))
         yield ProbedDataset(name, findings, kind_of_scorer(datasets[name][0]), time.process_time() - start)
 
 

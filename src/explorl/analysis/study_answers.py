@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from explorl.core.store import read_parquet, step_files
+from explorl.tasks.answer_span import last_answer
 from explorl.tasks.countdown.task import sides
 from explorl.tasks.expression import ExpressionError, Tree, parse
-from explorl.tasks.tags import last_answer
 
 STEPS, PROMPTS, TOKENS = 8, 4, 160_000
 """Rollouts in the report: steps per run, prompts per step, and tokens in total."""

@@ -28,8 +28,8 @@ from explorl.rollout.requests import prompt_token_ids, render_prompt
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.tasks import Problem, Prompt, Task, Verdict, opens_think
+from explorl.tasks.answer_span import requested_mark
 from explorl.tasks.base import verdicts_of
-from explorl.tasks.marks import asked_mark
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _answer_mark(task: Task, prompt: str) -> str | None:
     """Return the text that an answer begins with, from the task or its prompt; None if answers have no mark."""
     if hasattr(task, "answer_mark"):
         return task.answer_mark or None
-    return asked_mark(prompt)
+    return requested_mark(prompt)
 
 
 def _violations(text: str, mark: str | None, verdict: Verdict) -> int:

@@ -1,4 +1,4 @@
-"""What is asked, and how an answer is verified."""
+"""Tasks: problems, prompts and the verification of completions."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-r"""Arithmetic as a language model writes it: parsed by hand, evaluated exactly.
+r"""Parse arithmetic expressions as language models write them, and evaluate them exactly.
 
     expression := term (("+" | "-") term)*
     term       := factor (("*" | "/") factor)*
     factor     := number | "(" expression ")" | "\frac{" expression "}{" expression "}"
 
-Square and curly brackets may stand for round ones, and for each operator the signs and LaTeX commands of ``OPERATORS``.
-There are no signs before a number, no powers and no multiplication without a sign: ``2(3)`` would be a product and
-``2\frac{1}{2}`` a sum, so neither is read. Length, depth, digits and the count of numbers are bounded, so that no text
-can cost more than microseconds; the bound on numbers also bounds every recursion over a tree.
+Square and curly brackets are the same as round ones, and each operator has the spellings listed in ``OPERATORS``.
+Signs before a number, powers and implicit multiplication are not supported: ``2(3)`` would be a product but
+``2\frac{1}{2}`` a sum, so both are rejected. Length, depth, digits and the number of numbers are limited, so that no
+text takes more than microseconds; the limit on numbers also bounds every recursion over a tree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
 Rational: TypeAlias = int | Fraction
-"""A value; always an int where it is whole, because ints are many times faster."""
+"""A value; always an int if it is whole, because ints are many times faster."""
 Tree: TypeAlias = "int | tuple[str, Tree, Tree]"
 """A number, or (operator, left, right)."""
 
@@ -30,20 +30,20 @@ OPERATORS = {
     "+": "+", "-": "-", "−": "-", "*": "*", "×": "*", "x": "*", "·": "*", "⋅": "*", "∗": "*", "/": "/", "÷": "/",
     r"\times": "*", r"\cdot": "*", r"\ast": "*", r"\div": "/",
 }  # fmt: skip
-"""What may be written for each operator."""
-# A fraction's numerator stands between an opening and a closing bracket of its own, its denominator between the next.
+"""The operator that each spelling stands for."""
+# \frac{ … }{ … } is read as two pairs of brackets: "\frac{" to "}{" and "}{" to "}".
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\frac{": "}{", "}{": "}"}
 _BRACKETS = frozenset(_CLOSING) - {"}{"}
 _CLOSED = frozenset(_CLOSING.values())
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2} | dict.fromkeys(_CLOSING, 0)
-# [0-9], because \d would take the digits of every script. Most symbols are one character, so that comes first.
+# [0-9], because \d also matches the digits of other scripts. Most symbols are one character, so that comes first.
 _TOKEN = re.compile(r"\s*(?:([0-9]+)|([^\\}]|\\[dt]?frac\s*\{|\}\s*\{|\}|\\[A-Za-z]+|\\.|\\))", re.DOTALL)
-# What LaTeX has for looks only: the size of a bracket, and space.
-_LOOKS = re.compile(r"\\left\s*(?=[(\[]|\\\{)|\\right\s*(?=[)\]]|\\\})|\\[,;:! ]")
+# LaTeX commands that only affect the layout: the size of a bracket, and space.
+_LAYOUT = re.compile(r"\\left\s*(?=[(\[]|\\\{)|\\right\s*(?=[)\]]|\\\})|\\[,;:! ]")
 
 
 class ExpressionError(ValueError):
-    """Text that is no expression of this grammar, or one beyond its bounds."""
+    """The text is not an expression of this grammar, or exceeds a limit."""
 
 
 class Step(NamedTuple):
@@ -56,29 +56,29 @@ class Step(NamedTuple):
 
 
 def parse(text: str) -> Tree:
-    """The tree of an expression, by operator precedence; `ExpressionError` says where and why there is none."""
+    """Return the tree of an expression; raise `ExpressionError`, with the position, if it is not one."""
     text = text.strip()
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"{len(text)} characters; an expression has at most {MAX_LENGTH}")
     if "\\" in text:
-        text = _LOOKS.sub(lambda match: " " * len(match[0]), text)
+        text = _LAYOUT.sub(lambda match: " " * len(match[0]), text)
     values: list[Tree] = []
     pending: list[str] = []
     depth = count = 0
-    operand_due = True
+    expects_operand = True
     for match in _TOKEN.finditer(text):
         digits, symbol = match.groups()
         if symbol is not None and len(symbol) > 1:
-            symbol = _spelled(symbol)
-        if operand_due != (digits is not None or symbol in _BRACKETS):
-            due = "a number or '('" if operand_due else "an operator or ')'"
-            raise ExpressionError(f"{due} is due at character {_place(match)}, not {(digits or symbol)!r}")
+            symbol = _normal_symbol(symbol)
+        if expects_operand != (digits is not None or symbol in _BRACKETS):
+            expected = "a number or '('" if expects_operand else "an operator or ')'"
+            raise ExpressionError(f"expected {expected} at character {_position(match)}, not {(digits or symbol)!r}")
         if digits is not None:
             values.append(_number(digits))
             count += 1
             if count > MAX_NUMBERS:
                 raise ExpressionError(f"more than {MAX_NUMBERS} numbers")
-            operand_due = False
+            expects_operand = False
         elif symbol in _BRACKETS:
             depth += 1
             if depth > MAX_DEPTH:
@@ -86,29 +86,29 @@ def parse(text: str) -> Tree:
             pending.append(symbol)
         elif symbol in _CLOSED:
             _reduce(values, pending, down_to=1)
-            operand_due = _close(values, pending, symbol, match)
-            depth -= not operand_due
+            expects_operand = _close(values, pending, symbol, match)
+            depth -= not expects_operand
         else:
             op = OPERATORS.get(symbol)
             if op is None:
-                raise ExpressionError(f"{symbol!r} at character {_place(match)} is not one of + - * / ( )")
+                raise ExpressionError(f"{symbol!r} at character {_position(match)} is not one of + - * / ( )")
             _reduce(values, pending, down_to=_PRECEDENCE[op])
             pending.append(op)
-            operand_due = True
-    if operand_due:
-        raise ExpressionError("it ends where a number is due" if text else "it is empty")
+            expects_operand = True
+    if expects_operand:
+        raise ExpressionError("it ends where a number is expected" if text else "it is empty")
     if depth:
         raise ExpressionError("a bracket is never closed")
     _reduce(values, pending, down_to=1)
     return values[0]
 
 
-def _place(match: re.Match[str]) -> int:
+def _position(match: re.Match[str]) -> int:
     return match.start(match.lastindex or 0) + 1
 
 
-def _spelled(symbol: str) -> str:
-    """A symbol of several characters in the one spelling that the tables have."""
+def _normal_symbol(symbol: str) -> str:
+    """Return a symbol of several characters in the spelling that the tables use."""
     symbol = "".join(symbol.split())
     return r"\frac{" if symbol.endswith("frac{") else symbol
 
@@ -120,10 +120,11 @@ def _number(digits: str) -> int:
 
 
 def _close(values: list[Tree], pending: list[str], symbol: str, match: re.Match[str]) -> bool:
-    """Close the innermost bracket; True after a fraction's numerator, where its denominator is due."""
+    """Close the innermost bracket; return True after a fraction's numerator, when its denominator must follow."""
     opened = pending.pop() if pending else ""
     if _CLOSING.get(opened) != symbol:
-        raise ExpressionError(f"{symbol!r} at character {_place(match)} closes {repr(opened) if opened else 'nothing'}")
+        bracket = repr(opened) if opened else "nothing"
+        raise ExpressionError(f"{symbol!r} at character {_position(match)} closes {bracket}")
     if symbol == "}{":
         pending.append(symbol)
         return True
@@ -141,7 +142,7 @@ def _reduce(values: list[Tree], pending: list[str], *, down_to: int) -> None:
 
 
 def compute(op: str, left: Rational, right: Rational) -> Rational:
-    """left op right, exactly; `ZeroDivisionError` for a division by zero."""
+    """Return the exact value of left op right; raise `ZeroDivisionError` for a division by zero."""
     if op == "/":
         result: Rational = Fraction(left) / right if left % right else left // right
     else:
@@ -150,7 +151,7 @@ def compute(op: str, left: Rational, right: Rational) -> Rational:
 
 
 def evaluate(tree: Tree) -> Rational:
-    """The exact value of a tree; `ZeroDivisionError` if it divides by zero."""
+    """Return the exact value of a tree; raise `ZeroDivisionError` if it divides by zero."""
     if isinstance(tree, int):
         return tree
     op, left, right = tree
@@ -158,22 +159,21 @@ def evaluate(tree: Tree) -> Rational:
 
 
 def numbers(tree: Tree) -> list[int]:
-    """The numbers of a tree from left to right."""
+    """Return the numbers of a tree from left to right."""
     return [tree] if isinstance(tree, int) else numbers(tree[1]) + numbers(tree[2])
 
 
 def steps(tree: Tree) -> list[Step]:
-    """The operations of a tree in the order in which one would write them down."""
+    """Return the operations of a tree in the order of their evaluation."""
     if isinstance(tree, int):
         return []
     op, left, right = tree
-    before = [*steps(left), *steps(right)]
     a, b = evaluate(left), evaluate(right)
-    return [*before, Step(a, op, b, compute(op, a, b))]
+    return [*steps(left), *steps(right), Step(a, op, b, compute(op, a, b))]
 
 
 def render(tree: Tree, *, terse: bool = False) -> str:
-    """A tree as text: ``(32 / 4) * (57 / 19)``; terse, without spaces and needless brackets: ``32/4*57/19``."""
+    """Return a tree as text: ``(32 / 4) * (57 / 19)``; terse, without spaces and redundant brackets: ``32/4*57/19``."""
     if isinstance(tree, int):
         return str(tree)
     op, left, right = tree
@@ -190,7 +190,7 @@ def _operand(tree: Tree, precedence: int, terse: bool) -> str:
 
 
 def canonical(tree: Tree) -> str:
-    """One text for all trees that differ only in the order of operands and in brackets that change nothing.
+    """Return the same text for all trees that differ only in the order of operands and in redundant brackets.
 
     Sums are flattened to (plus, minus) and products to (times, over), then sorted: ``3-(5-7)`` and ``7+3-5`` are both
     ``3+7-5``. Signs are not moved across a product: ``(3-5)*(2-7)`` is not ``(5-3)*(7-2)``.
@@ -199,7 +199,7 @@ def canonical(tree: Tree) -> str:
 
 
 _Flat: TypeAlias = tuple[str, list[str], list[str]]
-"""Kind ("+" for sums, "*" for products, "" for a number), what is added (multiplied), what is subtracted (divided)."""
+"""The kind ("+" for sums, "*" for products, "" for a number) and its direct and its inverse operands."""
 
 
 def _flatten(tree: Tree) -> _Flat:

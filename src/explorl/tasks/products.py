@@ -1,11 +1,12 @@
-"""Products: what is 347*286+51? Numbers too large for a small policy's head, and easy with a tool.
+"""Products, like 347*286+51: too hard for a small policy to compute, and easy with a tool.
 
     correctness = 1 if the last <answer>…</answer> is the value
     format      = 1 if the completion is exactly <think>…</think><answer>…</answer>
 
 For tool use ([S] §2.5): there are 810,000 products of three-digit numbers, too many for a policy of a million
-parameters to know, but with a calculator all that it takes is to copy, into the call and out of it. Reference solutions
-call it, at once or step by step; a share of them does not, so that reinforcement learning has something to find out:
+parameters to memorize, but with a calculator it only has to copy numbers into the call and out of it. Reference
+solutions call it, for the whole expression or step by step; a share of them makes no call, so that reinforcement
+learning has something to discover:
 
     <think><<347*286=99242>><<99242+51=99293>></think><answer>99293</answer>
     <think>347*286+51=99293</think><answer>99293</answer>
@@ -24,27 +25,27 @@ from random import Random
 from typing import Any, ClassVar
 
 from explorl.core.plugins import unknown
+from explorl.tasks.answer_span import is_well_formed, last_answer, read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
 from explorl.tasks.expression import Tree, evaluate, render, steps
 from explorl.tasks.stable_random import between, pick, shuffled
-from explorl.tasks.tags import is_well_formed, last_answer, read
 
-_SPLITS = ("holdout", "train", "sft")  # so that asking for more training problems never changes the holdout
+_SPLITS = ("holdout", "train", "sft")  # so that a larger training split never changes the holdout
 _INTEGER = re.compile(r"=?\s*(-?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,60})\s*\.?")
-_MAX_FRUITLESS = 10_000
+_MAX_REPEATS = 10_000  # after so many repetitions in a row, the space of problems counts as used up
 
 
 @dataclass(frozen=True)
 class Products(Task):
-    """``a*b``, ``a*b+c`` and ``a*b-c`` for numbers of a range, all generated."""
+    """Generated expressions ``a*b``, ``a*b+c`` and ``a*b-c`` with numbers from a range."""
 
     name: str = "products"
     numbers: tuple[int, int] = (100, 999)
-    """Least and greatest factor and term."""
+    """Smallest and largest factor and term."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """How many problems to generate; see ``default_sizes``."""
+    """Number of problems to generate for each split; see ``default_sizes``."""
     by_heart: float = 0.5
-    """Share of reference solutions that make no call."""
+    """Share of reference solutions that make no tool call."""
     seed: int = 0
 
     reads_files: ClassVar[bool] = False
@@ -55,7 +56,7 @@ class Products(Task):
         low, high = self.numbers
         object.__setattr__(self, "numbers", (low, high))  # a list, as YAML has it, could not be hashed
         if not 2 <= low <= high <= 10**9:
-            raise ValueError(f"numbers={(low, high)!r}: give 2 ≤ least ≤ greatest ≤ 1000000000, like (100, 999)")
+            raise ValueError(f"numbers={(low, high)!r}: give 2 ≤ smallest ≤ largest ≤ 1000000000, like (100, 999)")
         if not 0 <= self.by_heart <= 1:
             raise ValueError(f"by_heart={self.by_heart!r}: give a share from 0 to 1, like 0.5")
         for name, size in self.sizes.items():
@@ -69,7 +70,7 @@ class Products(Task):
         return [_problem(tree) for tree in self._trees[split][:limit]]
 
     def prompt(self, problem: Problem, template: str | None = None) -> Prompt:
-        """Terse, the expression and a new line; or a message that says how to call Python."""
+        """Return the expression and a newline (``terse``), or a message that also explains Python calls (``chat``)."""
         template = template or self.templates[0]
         expression = problem.data["expression"]
         if template == "terse":
@@ -84,21 +85,22 @@ class Products(Task):
         return [{"role": "user", "content": question}]
 
     def verify(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> Verdict:
-        text, whole = read(completion)
+        text, whole = read_completion(completion)
         well_formed = whole and is_well_formed(text, opened=opened)
         answer = last_answer(text)
         if answer is None:
             return Verdict(False, well_formed, error="no <answer>…</answer>")
-        found = _INTEGER.fullmatch(answer.strip()[:200])
-        if found is None:
-            return Verdict(False, well_formed, error="the answer is no whole number")
-        value = int(found[1] + found[2].replace(",", ""))
+        match = _INTEGER.fullmatch(answer.strip()[:200])
+        if match is None:
+            return Verdict(False, well_formed, error="the answer is not a whole number")
+        sign, digits = match.groups()
+        value = int(sign + digits.replace(",", ""))
         correct = value == problem.data["value"]
         error = None if correct else f"it is {problem.data['value']}, not {value}"
         return Verdict(correct, well_formed, str(value), error)
 
     def examples(self, count: int, *, template: str | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
-        """Reference solutions of the ``sft`` split, pass after pass until there are ``count``."""
+        """Yield reference solutions of the ``sft`` split, pass after pass, until there are ``count``."""
         template = template or self.templates[0]
         trees = self._trees["sft"]
         if count and not trees:
@@ -112,36 +114,37 @@ class Products(Task):
 
     @cached_property
     def _trees(self) -> dict[str, list[Tree]]:
-        """Distinct problems, parted into splits."""
+        """The expressions of each split, without a common one."""
         sizes = {**self.default_sizes, **self.sizes}
-        drawn = self._drawn(sum(sizes.values()))
-        return {name: list(itertools.islice(drawn, sizes[name])) for name in _SPLITS}
+        trees = self._distinct_trees(sum(sizes.values()))
+        return {name: list(itertools.islice(trees, sizes[name])) for name in _SPLITS}
 
-    def _drawn(self, count: int) -> Iterator[Tree]:
+    def _distinct_trees(self, count: int) -> Iterator[Tree]:
+        """Yield ``count`` distinct random expressions; raise ValueError if the range of numbers has too few."""
         rng = Random(self.seed)
-        seen: set[Tree] = set()
-        fruitless = 0
-        while len(seen) < count:
+        trees: set[Tree] = set()
+        repeats = 0
+        while len(trees) < count:
             a, b, c = (between(rng, *self.numbers) for _ in range(3))
             form = pick(rng, ("", "+", "-"))
             product: Tree = ("*", a, b)
             tree: Tree = (form, product, c) if form else product
-            fruitless += 1
-            if tree not in seen:
-                seen.add(tree)
-                fruitless = 0
+            repeats += 1
+            if tree not in trees:
+                trees.add(tree)
+                repeats = 0
                 yield tree
-            elif fruitless > _MAX_FRUITLESS:
+            elif repeats > _MAX_REPEATS:
                 raise ValueError(
-                    f"numbers={self.numbers!r} give about {len(seen)} problems, and the splits ask for {count}; give a "
+                    f"numbers={self.numbers!r} yields about {len(trees)} problems, but the splits need {count}; give a "
                     "wider range, like (100, 999), or smaller sizes"
                 )
 
 
 def trace(tree: Tree, calls: int, *, python: bool = False) -> str:
-    """A correct, well-formed completion with no call, one for the whole expression, or one for each step.
+    """Return a correct, well-formed completion with no call, one for the whole expression, or one for each step.
 
-    ``python``: in fenced blocks, each followed by its output, instead of ``<<…=…>>``.
+    ``python``: write calls as fenced blocks, each followed by its output, instead of ``<<…=…>>``.
     """
     expression, value = render(tree, terse=True), evaluate(tree)
     if calls == 0:

@@ -1,7 +1,7 @@
-"""Random draws that are the same on every machine and in every Python.
+"""Random draws that are the same on every machine and in every version of Python.
 
-Python promises that ``Random(seed).random()`` keeps its sequence for ever, and says of ``randrange``, ``shuffle`` and
-``choice`` that they may change. So everything here is made from ``random()``, and split files stay reproducible.
+Python guarantees the sequence of ``Random(seed).random()``, but not those of ``randrange``, ``shuffle`` and ``choice``.
+So every function here uses only ``random()``, which keeps split files reproducible.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ T = TypeVar("T")
 
 
 def below(rng: Random, n: int) -> int:
-    """An integer from 0 to n − 1."""
+    """Return a random integer from 0 to n − 1."""
     return int(rng.random() * n)
 
 
 def between(rng: Random, low: int, high: int) -> int:
-    """An integer from low to high, both included."""
+    """Return a random integer from low to high, both included."""
     return low + below(rng, high - low + 1)
 
 
 def pick(rng: Random, items: Sequence[T]) -> T:
-    """One of the items."""
+    """Return a random item."""
     return items[below(rng, len(items))]
 
 
 def shuffled(rng: Random, items: Iterable[T]) -> list[T]:
-    """The items in random order (Fisher–Yates)."""
+    """Return the items in random order (Fisher–Yates)."""
     result = list(items)
     for last in range(len(result) - 1, 0, -1):
         other = below(rng, last + 1)

@@ -1,18 +1,19 @@
-r"""Which option a completion chooses: ``Answer: C``, ``\boxed{C}``, ``I'd go with C``, ``Option C is correct``, ``C``.
+r"""Find the option that a completion chooses: ``Answer: C``, ``\boxed{C}``, ``I'd go with C``, ``Option C is correct``.
 
-What counts, in this order:
+The first of these that the completion has decides:
 
-1. the last statement of a choice: a label ("Answer: C"), a sentence ("The answer is (C)."), a box, or a last line that
-   is nothing but a letter;
-2. without one, the last remark that a choice is right ("Option C is correct", "So it must be C.");
-3. the only letter in brackets of the last line, those aside that it denies ("not (A) but (C)");
+1. the last statement of a choice: a label ("Answer: C"), a sentence ("The answer is (C)."), a box, or a last line with
+   only a letter;
+2. the last remark that a choice is right ("Option C is correct", "So it must be C.");
+3. the only letter in brackets in the last line, except for letters that it denies ("not (A) but (C)");
 4. the letter before the only line that looks like an option ("C) iron"), if that is the first or the last line.
 
-Two letters in one of these ("A or B", "A; B", "both A and C") choose none, and what is denied or taken back ("not A",
-"A is wrong", "A. No wait, C") is not chosen. Of a completion with ``</think>`` what follows it counts, if that chooses
-anything. A letter that may be a word ("a number", "I think") or a symbol ("C = 5", "D-glucose") is not an option.
+Two letters in one of these ("A or B", "A; B", "both A and C") choose no option, and a choice that is denied or
+withdrawn ("not A", "A is wrong", "A. No wait, C") does not count. If a completion has ``</think>``, only the text after
+it counts, unless that chooses nothing. A letter that may be a word ("a number", "I think") or a symbol ("C = 5",
+"D-glucose") is not an option.
 
-Nothing here raises, whatever the text, and nothing takes longer than a few passes over it.
+No function here raises, whatever the text, and each takes at most a few passes over it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from explorl.tasks.boxed import boxes
+from explorl.tasks.answer_span import box_spans
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -32,13 +33,13 @@ _WORDS = (
     r"|also|clearly|definitely|certainly|indeed|therefore|thus|hence|simply|just|actually|alternatively|else)"
     r"[ \t]{1,4}){0,4}"
 )
-# What stands between two options of which neither is chosen; over a line's end only words do.
+# Between two options of which neither is chosen; across the end of a line only words count.
 _JOINT = (
     r"(?:[ \t]{0,4}[(（]?[,;/&+|?、，；–—-]\s{0,4}(?:(?:and|or)\b\s{1,4})?"
     r"|\s{0,4}[(（]?\b(?:and/or|and|or|to|through|und|oder|ou|et)\b\s{1,4}"
     r"|[ \t]{1,2}[(（](?=(?:maybe|possibly|perhaps|alternatively)\b)|\s?[和或及]\s?)"
 )
-# What may follow a letter without brackets: the end, a stop that ends a word, or what follows no article and no symbol.
+# After a letter without brackets: the end, a full stop, or text that does not follow an article or a symbol.
 _AFTER = (
     rf"(?=(?<![ai])[*_`]{{1,3}}\s|{_MARKS}(?:[ \t]*\n|\s*\Z|\s?<[/|]|\s?\|\s*(?:\n|\Z)|[.)。）](?![A-Za-z0-9])"
     r"|(?<=[A-J*_`$}])[,;:!?\]，；！](?![A-Za-z0-9])|\s{1,4}(?:because|since|which|is)\b"
@@ -90,14 +91,14 @@ _DOUBTED = re.compile(
     r"|(?:students|people|many|some|others|one)(?:[ \t]\w{1,12}){0,2}[ \t](?:think|say|believe|assume|claim|guess))"
     r"[ \t]{1,4}(?i:that[ \t])?(?i:the[ \t]|an?[ \t]|my[ \t]|your[ \t]|our[ \t])?(?:\w{1,20}[ \t])?\Z"
 )
-"""What stands before, in the same line."""
+"""Matches before a statement, in the same line."""
 _DENIED = re.compile(
     rf"{_MARKS}\s{{0,4}}(?i:(?:is|are|was|can|could|would|does|do|did|must|seems?|appears?)\s?(?:not|n['’]t|never)\b"
     r"|cannot\b|[(（](?:wrong|incorrect|false)\b|[(（]not?[)）]|[,?]?\s?not?[.!\s]{0,4}\Z"
     r"|(?:is|are|was|seems?|appears?|must\sbe|would\sbe|turns\sout)\s(?:\w{1,12}\s)?"
     r"(?:wrong|incorrect|false|impossible|invalid|ruled|eliminated|excluded|out)\b)"
 )
-_TAKEN_BACK = re.compile(
+_WITHDRAWN = re.compile(
     rf"{_MARKS}[)\].,;:!?…\s–—-]{{0,8}}(?i:(?:(?:no|hmm|oh|but)[,.!…\s]{{1,4}})?(?:wait|scratch\sthat|never\s?mind)\b"
     r"|(?:no|wait|hmm|actually|but)?[,.!…\s]{0,4}(?:that|this)(?:['’]s|\sis)\s(?:wrong|incorrect|not\s(?:right|correct)))"
 )
@@ -142,52 +143,52 @@ _NONE = "it chooses no option"
 _TAIL = 2_000
 
 
-class Choice(NamedTuple):
-    """The letter chosen, None if there is none; why not; and how many statements of a choice there are."""
+class ChosenOption(NamedTuple):
+    """The chosen letter or None, the reason if it is None, and the number of statements of a choice."""
 
     letter: str | None
     error: str | None
     statements: int
 
 
-def chosen(text: str) -> Choice:
-    """The one option that a text chooses, by the rules above."""
-    _, thought, said = text.rpartition("</think>")
-    if thought and (choice := _chosen(said)).error != _NONE:
+def chosen_option(text: str) -> ChosenOption:
+    """Return the option that a text chooses, by the rules above."""
+    _, closed, visible = text.rpartition("</think>")
+    if closed and (choice := _find_choice(visible)).error != _NONE:
         return choice
-    return _chosen(text)
+    return _find_choice(text)
 
 
-def _chosen(text: str) -> Choice:
-    stated = _statements(text)
-    if stated:
-        return _choice(stated[max(stated)], len(stated))
+def _find_choice(text: str) -> ChosenOption:
+    statements = _statements(text)
+    if statements:
+        return _single_choice(statements[max(statements)], len(statements))
     remarks = _remarks(text)
     if remarks:
-        return _choice(remarks[max(remarks)], 1)
+        return _single_choice(remarks[max(remarks)], 1)
     lines = _lines(text[-_TAIL:])
-    found = _bracketed(lines) or _listed(text, lines)
-    return _choice(found, 1) if found else Choice(None, _NONE, 0)
+    letters = _bracketed(lines) or _listed(text, lines)
+    return _single_choice(letters, 1) if letters else ChosenOption(None, _NONE, 0)
 
 
-def _choice(letters: frozenset[str], statements: int) -> Choice:
-    return Choice(min(letters), None, statements) if len(letters) == 1 else Choice(None, _MANY, statements)
+def _single_choice(letters: frozenset[str], statements: int) -> ChosenOption:
+    return ChosenOption(min(letters), None, statements) if len(letters) == 1 else ChosenOption(None, _MANY, statements)
 
 
 def _statements(text: str) -> dict[int, frozenset[str]]:
-    """The letters of each statement, by where it ends."""
-    stated: dict[int, frozenset[str]] = {}
+    """Return the letters of each statement by the position of its end."""
+    statements: dict[int, frozenset[str]] = {}
     for pattern in _STATEMENTS:
         for match in pattern.finditer(text):
             if not _is_article(match, text) and not _is_doubted(match, text):
                 letters, end = _letters(match, text)
                 if not _is_withdrawn(text, end):
-                    stated[match.end()] = letters
-    return stated | _boxed(text) | _last_line(text)
+                    statements[match.end()] = letters
+    return statements | _boxed(text) | _last_line(text)
 
 
 def _letters(match: re.Match[str], text: str) -> tuple[frozenset[str], int]:
-    """The letter of a match and those that follow it ("A, B or C"), and where they end; after a second all is said."""
+    """Return the letter of a match and another one that follows it ("A or B"), and their end."""
     letters, end = {_letter(match)}, match.end()
     while len(letters) == 1 and (more := _MORE.match(text, end)):
         if _DENIED.match(text, more.end()):
@@ -198,18 +199,19 @@ def _letters(match: re.Match[str], text: str) -> tuple[frozenset[str], int]:
 
 
 def _boxed(text: str) -> dict[int, frozenset[str]]:
-    stated: dict[int, frozenset[str]] = {}
-    before: tuple[int, frozenset[str]] | None = None  # the box before, where its content ends and its letters
-    for span in boxes(text):
+    """Return the letters of each box by the position of its end; boxes joined like "A or B" count as one."""
+    boxed: dict[int, frozenset[str]] = {}
+    previous: tuple[int, frozenset[str]] | None = None  # the end of the previous box's content and its letters
+    for span in box_spans(text):
         letters = _in_box(text[slice(*span)]) if span and span[1] - span[0] <= 500 else frozenset()
         if not span or not letters:
-            before = None
+            previous = None
             continue
-        if before and _BETWEEN_BOXES.fullmatch(text, before[0], span[0]):
-            letters |= before[1]
-        before = span[1], letters
-        stated[span[1]] = letters
-    return stated
+        if previous and _BETWEEN_BOXES.fullmatch(text, previous[0], span[0]):
+            letters |= previous[1]
+        previous = span[1], letters
+        boxed[span[1]] = letters
+    return boxed
 
 
 def _in_box(content: str) -> frozenset[str]:
@@ -223,7 +225,7 @@ def _in_box(content: str) -> frozenset[str]:
 
 
 def _last_line(text: str) -> dict[int, frozenset[str]]:
-    """A last line of nothing but a letter, or of letters."""
+    """Return the letters of the last line by the position of their end, if it has nothing else."""
     lines = text[-_TAIL:].rstrip().splitlines()
     if not lines:
         return {}
@@ -231,15 +233,17 @@ def _last_line(text: str) -> dict[int, frozenset[str]]:
     if bare := _BARE_LINE.fullmatch(line):
         if line.strip() in ("a", "i"):
             return {}
-        bares = [bare, _BARE_LINE.fullmatch(above[-1]) if above and above[-1].strip() else None]
-        return {text.rindex(bare["wrapped"]) + 1: frozenset(_letter(match) for match in bares if match)}
-    if (start := _BARE_LIST.match(line)) and len((found := _letters(start, line))[0]) > 1:
-        return {len(text): found[0]} if _LINE_END.fullmatch(line, found[1]) else {}
+        matches = [bare, _BARE_LINE.fullmatch(above[-1]) if above and above[-1].strip() else None]
+        return {text.rindex(bare["wrapped"]) + 1: frozenset(_letter(match) for match in matches if match)}
+    if start := _BARE_LIST.match(line):
+        letters, end = _letters(start, line)
+        if len(letters) > 1 and _LINE_END.fullmatch(line, end):
+            return {len(text): letters}
     return {}
 
 
 def _remarks(text: str) -> dict[int, frozenset[str]]:
-    """The letters of each remark that an option is right, by where it ends."""
+    """Return the letters of each remark that an option is right by the position of its end."""
     remarks: dict[int, frozenset[str]] = {}
     for right in _RIGHT.finditer(text):
         start = max(0, right.start() - 80)
@@ -255,21 +259,23 @@ def _remarks(text: str) -> dict[int, frozenset[str]]:
 
 
 def _bracketed(lines: list[str]) -> frozenset[str]:
+    """Return the only letter in brackets in the last line, or an empty set."""
     if not lines:
         return frozenset()
-    found: set[str] = set()
+    letters: set[str] = set()
     denied: set[str] = set()
     for match in _BRACKETED.finditer(lines[-1]):
         is_denied = _DENIES.search(lines[-1], 0, match.start()) or _DENIED.match(lines[-1], match.end())
-        (denied if is_denied else found).add(match[1])
-    found -= denied
+        (denied if is_denied else letters).add(match[1])
+    letters -= denied
     pairs = {letter for pair in _PAIR.finditer(lines[-1]) if pair[1] != pair[2] for letter in pair.groups()}
-    # A list of the options, broken off, chooses none.
+    # A truncated list of the options chooses none.
     is_list = len(lines) > 1 and all(_LISTED.match(line) for line in lines[-2:])
-    return frozenset() if len(found) != 1 or is_list or found & (pairs - denied) else frozenset(found)
+    return frozenset() if len(letters) != 1 or is_list or letters & (pairs - denied) else frozenset(letters)
 
 
 def _listed(text: str, lines: list[str]) -> frozenset[str]:
+    """Return the letter of the only line that looks like an option, if it is the first or the last, or an empty set."""
     first = _lines(text[:_TAIL])
     if not lines:
         return frozenset()
@@ -286,19 +292,19 @@ def _lines(text: str) -> list[str]:
 
 
 def _is_article(match: re.Match[str], text: str) -> bool:
-    """Whether a letter may be a word of a sentence that breaks off: "The answer is a"."""
+    """Return whether a letter may be a word of a truncated sentence: "The answer is a"."""
     has_label = match.groupdict().get("label") is not None
     return not has_label and match["bare"] in ("a", "i") and text[match.end() :][:1] not in (".", ")")
 
 
 def _is_doubted(match: re.Match[str], text: str) -> bool:
-    """Whether it is only supposed, or denied beforehand: "if the answer is C", "the wrong answer is C"."""
+    """Return whether the text before a match makes it a supposition or a denial: "if the answer is C"."""
     return _DOUBTED.search(text, max(0, match.start() - 60), match.start()) is not None
 
 
 def _is_withdrawn(text: str, end: int) -> bool:
-    """Whether what ends there is denied at once: "C is wrong", "C. No wait"."""
-    return bool(_DENIED.match(text, end) or _TAKEN_BACK.match(text, end))
+    """Return whether the text after a statement denies or withdraws it: "C is wrong", "C. No wait"."""
+    return bool(_DENIED.match(text, end) or _WITHDRAWN.match(text, end))
 
 
 def _letter(match: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
-r"""Multiple choice: a question with lettered options, of which the completion names one, as in GPQA (Rein et al. 2023).
+r"""Multiple choice: a question with lettered options, of which completions choose one, as in GPQA (Rein et al. 2023).
 
 correctness = 1 if the last statement of a choice, like "Answer: C", names the right option
-format      = 1 if there is exactly one such statement, and it names an option that there is
+format      = 1 if there is exactly one such statement, and it names an existing option
 """
 
 from __future__ import annotations
@@ -15,40 +15,39 @@ from random import Random
 from typing import ClassVar
 
 from explorl.core.plugins import unknown
+from explorl.tasks.answer_span import read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
-from explorl.tasks.choice.letters import LETTERS, chosen
+from explorl.tasks.choice.letters import LETTERS, chosen_option
 from explorl.tasks.choice.question_files import read_file, read_hub
 from explorl.tasks.stable_random import shuffled
-from explorl.tasks.tags import read
 
 
 def verify(completion: str | bytes, choices: Sequence[str], answer: int) -> Verdict:
-    """Judge a completion, whatever is in it. The verdict's answer is the text of the option, not its letter."""
-    text, whole = read(completion)
-    letter, error, statements = chosen(text)
+    """Verify a completion. The answer of the verdict is the text of the option, not its letter."""
+    text, whole = read_completion(completion)
+    letter, error, statements = chosen_option(text)
     if letter is None:
         return Verdict(False, False, error=error)
     index = LETTERS.index(letter)
     if index >= len(choices):
         return Verdict(False, False, error=f"it chooses {letter}, but the options end with {LETTERS[len(choices) - 1]}")
     well_formed = whole and statements == 1
-    said = " ".join(choices[index].split())
-    return Verdict(
-        index == answer, well_formed, said, None if index == answer else f"it chooses {letter}, another option"
-    )
+    option = " ".join(choices[index].split())
+    error = None if index == answer else f"it chooses {letter}, another option"
+    return Verdict(index == answer, well_formed, option, error)
 
 
 @dataclass(frozen=True)
 class Choice(Task):
     """Questions of GPQA diamond from the hub, or of a JSONL or CSV file in a folder (``data_dir``).
 
-    Options are put into an order drawn by seed and problem, the same on every machine.
+    The options are shuffled by seed and problem, the same on every machine.
     """
 
     name: str = "choice"
     data_dir: str | Path | None = None
     file: str = "choice.jsonl"
-    """The file in ``data_dir``; see `choice_files.read_file` for what it may hold."""
+    """The file in ``data_dir``; see `question_files.read_file` for its format."""
     seed: int = 0
 
     splits: ClassVar[tuple[str, ...]] = ("holdout",)
@@ -56,13 +55,13 @@ class Choice(Task):
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
         self.check(split, limit)
-        return self._given[:limit]
+        return self._problems[:limit]
 
     def problem(self, question: str, choices: Sequence[str], answer: int) -> Problem:
-        """The problem with this question and these options, shuffled; its id does not depend on their order."""
+        """Return the problem with this question and these options, shuffled; its id does not depend on their order."""
         parts = (" ".join(part.split()) for part in (question, *sorted(choices)))
         key = f"choice:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
-        # From one order, whatever order they are given in.
+        # Sorted first, so that the result does not depend on the order in the file.
         order = shuffled(Random(f"options {self.seed} {key}"), sorted(choices))
         data = {"question": question, "choices": order, "answer": order.index(choices[answer])}
         return Problem(key, data)
@@ -82,7 +81,7 @@ class Choice(Task):
         return verify(completion, problem.data["choices"], problem.data["answer"])
 
     @cached_property
-    def _given(self) -> list[Problem]:
+    def _problems(self) -> list[Problem]:
         questions = read_hub() if self.data_dir is None else read_file(Path(self.data_dir) / self.file)
         problems = (self.problem(*question) for question in questions)
         return list({problem.id: problem for problem in problems}.values())

@@ -1,6 +1,6 @@
-"""Which part of a completion is the program: by lines and fences, never by running or parsing it.
+"""Extract the program from a completion by lines and fences, without running or parsing it.
 
-Nothing here raises, whatever the text, and nothing takes longer than a few passes over it.
+No function here raises, whatever the text, and each takes at most a few passes over it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 FENCE = "```"
 LANGUAGES = ("", "python", "python3", "py")
 _NEXT_STATEMENT = re.compile(r"""\n(?=[^\s#)\]}"'])""")
-"""Before a line that cannot belong to an indented body: it begins with neither space, comment, bracket nor quote."""
+"""Matches before a line outside of an indented body: it begins with neither space, comment, bracket nor quote."""
 _AFTER_FUNCTION = re.compile(r"\n(?=if __name__|print\(|assert\b|```|</?[a-z]+>)")
 _CODE_LINE = re.compile(r"^(?=(?:import|from|def|async def|class)\b|@)", re.MULTILINE)
 
@@ -21,17 +21,17 @@ class Fences:
     """The fenced blocks of a text."""
 
     blocks: list[str]
-    """Contents of the complete blocks of Python, in order."""
+    """The contents of the closed Python blocks, in order."""
     lines: int
-    """How many lines are fences, of whatever language."""
+    """The number of fence lines, for any language."""
 
 
-def fences(text: str) -> Fences:
-    """Find the blocks. A fence that names a language opens a block, also where another is still open."""
+def find_fences(text: str) -> Fences:
+    """Return the fenced blocks of a text. A fence that names a language opens a block even inside another one."""
     blocks: list[str] = []
     count = 0
     content: list[str] | None = None
-    python, indent = False, ""
+    is_python, indent = False, ""
     for line in text.split("\n"):
         stripped = line.strip()
         if not stripped.startswith(FENCE):
@@ -41,30 +41,30 @@ def fences(text: str) -> Fences:
         count += 1
         language = stripped.strip("`").strip().lower()
         if content is not None and not language:
-            if python:
+            if is_python:
                 blocks.append("\n".join(content))
             content = None
         else:
-            content, python = [], language in LANGUAGES
+            content, is_python = [], language in LANGUAGES
             indent = line[: len(line) - len(line.lstrip())]
     return Fences(blocks, count)
 
 
 def defines(source: str, name: str) -> bool:
-    """Whether a line of source defines that function, outside classes and other functions."""
+    """Return whether the source defines a function of that name at the top level."""
     return _definition(name).search(source) is not None
 
 
-def preamble(prompt: str, name: str) -> tuple[str, str]:
-    """A prompt in two: what comes before the function it asks for, and the function's head."""
+def split_prompt(prompt: str, name: str) -> tuple[str, str]:
+    """Split a prompt into the text before the requested function and the head of the function."""
     matches = list(_definition(name).finditer(prompt))
     start = matches[-1].start() if matches else 0
     return prompt[:start], prompt[start:]
 
 
-def extract(text: str, prompt: str, name: str) -> str:
-    """The source of the function ``name``: the last block that defines it, or the text as the prompt's continuation."""
-    blocks = fences(text).blocks
+def extract_function(text: str, prompt: str, name: str) -> str:
+    """Return the source of a function: the last block that defines it, or the text as the prompt's continuation."""
+    blocks = find_fences(text).blocks
     for block in reversed(blocks):
         if defines(block, name):
             return block
@@ -74,7 +74,7 @@ def extract(text: str, prompt: str, name: str) -> str:
     indented = body.lstrip("\n")[:1] in (" ", "\t")
     if not indented and defines(body, name):
         return _function(body, name)
-    return preamble(prompt, name)[1].rstrip(" ") + _body(body, indented)
+    return split_prompt(prompt, name)[1].rstrip(" ") + _body(body, indented)
 
 
 def _definition(name: str) -> re.Pattern[str]:
@@ -82,7 +82,7 @@ def _definition(name: str) -> re.Pattern[str]:
 
 
 def _function(text: str, name: str) -> str:
-    """From the first line of code to the end of the function, without what talks about it or calls it."""
+    """Return the code from its first line to the end of the function, without explanations and calls after it."""
     definition = _definition(name).search(text)
     assert definition is not None
     start = _CODE_LINE.search(text, 0, definition.end())
@@ -91,8 +91,8 @@ def _function(text: str, name: str) -> str:
 
 
 def _body(text: str, indented: bool) -> str:
-    """The lines that continue a function's head."""
-    if not indented:  # a tokenizer may have eaten the first line's spaces
+    """Return the lines that continue a function's head."""
+    if not indented:  # a tokenizer may have dropped the spaces of the first line
         text = "    " + text.lstrip()
     start = len(text) - len(text.lstrip())
     end = _NEXT_STATEMENT.search(text, start)

@@ -1,9 +1,9 @@
-"""Programming: complete a Python function so that tests which the model never sees pass, as in HumanEval.
+"""Programming: complete a Python function so that hidden tests pass, as in HumanEval.
 
     correctness = 1 if the function passes all tests
     format      = 1 if the completion has exactly one fenced block, and it defines the function
 
-Chen et al. 2021, "Evaluating Large Language Models Trained on Code". Programs run in a `sandbox`, apart from the tests.
+Chen et al. 2021, "Evaluating Large Language Models Trained on Code". Programs run in a `sandbox`, away from the tests.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 from explorl.core.plugins import unknown
 from explorl.core.text import clean
 from explorl.sandbox.programs import DEFAULTS, ProgramLimits, ProgramTestResult, in_threads, run_tests
+from explorl.tasks.answer_span import read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
-from explorl.tasks.code.extract import defines, extract, fences, preamble
+from explorl.tasks.code.extract import defines, extract_function, find_fences, split_prompt
 from explorl.tasks.json_lines import Record, group_by_split, read_records, short_repr, split_files
-from explorl.tasks.tags import read
 
 HUB_ID = "openai/openai_humaneval"
 FILE = "humaneval.jsonl"
@@ -35,22 +35,22 @@ _EXAMPLE = (
 
 @dataclass(frozen=True)
 class Code(Task):
-    """HumanEval's problems from the hub, or of a folder's humaneval.jsonl (``data_dir``).
+    """HumanEval from the hub, or problems of humaneval.jsonl in a folder (``data_dir``).
 
-    They are for evaluation, but for those that the files give for training: see `jsonl.split_files`.
+    Problems are for evaluation unless the files assign them to training: see `json_lines.split_files`.
     """
 
     name: str = "code"
     data_dir: str | Path | None = None
     seconds: float = DEFAULTS.seconds
-    """Time for a program and all its tests, and processor time of all its processes together. What it waits for a
-    processor that others use does not count (see `ProgramLimits`)."""
+    """Time limit for a program and all its tests, and for the processor time of all its processes. Time spent waiting
+    for a busy processor does not count (see `ProgramLimits`)."""
     memory: int = DEFAULTS.memory
-    """Bytes of address space for a program."""
+    """Address space of a program in bytes."""
     workers: int | None = None
-    """Programs that run at a time; None: one per core."""
+    """Number of programs that run at the same time; None: one per core."""
     unisolated: bool = False
-    """Run programs even where the sandbox cannot isolate them from this machine (docs/security.md)."""
+    """Run programs even if the sandbox cannot isolate them from this machine (docs/security.md)."""
 
     splits: ClassVar[tuple[str, ...]] = ("train", "holdout")
     templates: ClassVar[tuple[str, ...]] = ("chat", "plain")
@@ -62,12 +62,12 @@ class Code(Task):
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
         self.check(split, limit)
-        if not self._given.get(split):
-            raise unknown("split", split, self._given)
-        return self._given[split][:limit]
+        if not self._splits.get(split):
+            raise unknown("split", split, self._splits)
+        return self._splits[split][:limit]
 
     def prompt(self, problem: Problem, template: str | None = None) -> Prompt:
-        """``chat`` asks for the whole function in a fenced block; ``plain`` is the head that a base model continues."""
+        """Return the prompt: ``chat`` asks for the function in a fenced block; ``plain`` is the head to continue."""
         template = template or self.templates[0]
         if template not in self.templates:
             raise unknown("template", template, self.templates)
@@ -81,19 +81,19 @@ class Code(Task):
         return [{"role": "user", "content": content}]
 
     def verify(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> Verdict:
-        """Judge a completion. What stands before the last ``</think>`` is no part of the answer."""
-        text, whole = read(completion)
+        """Verify a completion by running its tests. Text before the last ``</think>`` is ignored."""
+        text, whole = read_completion(completion)
         _, closed, visible = text.rpartition("</think>")
         name, prompt = problem.data["entry_point"], problem.data["prompt"]
-        found = fences(visible)
-        one = found.lines == 2 and len(found.blocks) == 1 and defines(found.blocks[0], name)
-        well_formed = whole and one and bool(closed or not opened)
-        source = extract(visible, prompt, name)
+        fences = find_fences(visible)
+        is_one_block = fences.lines == 2 and len(fences.blocks) == 1 and defines(fences.blocks[0], name)
+        well_formed = whole and is_one_block and bool(closed or not opened)
+        source = extract_function(visible, prompt, name)
         if not source:
             return Verdict(False, well_formed, error="no code")
         if len(source) > MAX_SOURCE:
             return Verdict(False, well_formed, error=f"a program of over {MAX_SOURCE} characters")
-        before, _ = preamble(prompt, name)
+        before, _ = split_prompt(prompt, name)
         tested = run_tests(
             source,
             problem.data["test"],
@@ -112,17 +112,18 @@ class Code(Task):
         *,
         opened: Sequence[bool] | None = None,
     ) -> list[Verdict]:
-        """Judge completions, as many at a time as there are workers."""
+        """Verify completions, as many at the same time as there are workers."""
         flags = [False] * len(completions) if opened is None else opened
         if not len(completions) == len(problems) == len(flags):
             raise ValueError(
-                f"{len(completions)} completions, {len(problems)} problems, {len(flags)} flags: give as many of each"
+                f"{len(completions)} completions, {len(problems)} problems, {len(flags)} flags: give the same "
+                "number of each"
             )
 
-        def judge(completion: str | bytes, problem: Problem, flag: bool) -> Verdict:
+        def verify(completion: str | bytes, problem: Problem, flag: bool) -> Verdict:
             return self.verify(completion, problem, opened=flag)
 
-        return in_threads(judge, completions, problems, flags, workers=self.workers)
+        return in_threads(verify, completions, problems, flags, workers=self.workers)
 
     def _limits(self) -> ProgramLimits:
         return ProgramLimits(seconds=self.seconds, cpu_seconds=self.seconds, memory=self.memory)
@@ -138,27 +139,27 @@ class Code(Task):
         return f"wrong answer: {text}" if text.startswith("AssertionError") else text
 
     @cached_property
-    def _given(self) -> dict[str, list[Problem]]:
-        """The problems of each split; what is held out is not trained on."""
+    def _splits(self) -> dict[str, list[Problem]]:
+        """The problems of each split, without held-out ones in the training split."""
         if self.data_dir is None:
             rows = {"holdout": [(dict(record), f"{HUB_ID}, row {row}") for row, record in enumerate(_read_hub())]}
         else:
             rows = _read_folder(Path(self.data_dir))
-        splits = {split: _problems(rows[split]) for split in self.splits if split in rows}
-        asked = {key for problem in splits.get("holdout", ()) for key in (problem.id, problem.data["prompt"])}
+        splits = {split: _to_problems(rows[split]) for split in self.splits if split in rows}
+        held_out = {key for problem in splits.get("holdout", ()) for key in (problem.id, problem.data["prompt"])}
         if "train" in splits:
-            splits["train"] = [p for p in splits["train"] if not asked & {p.id, p.data["prompt"]}]
+            splits["train"] = [p for p in splits["train"] if not held_out & {p.id, p.data["prompt"]}]
         return splits
 
 
 def shortened_error(text: str) -> str:
-    """The first line of an error, at most 200 characters of it."""
+    """Return the first line of an error, shortened to 200 characters."""
     line = text.strip().split("\n")[0]
     return line if len(line) <= 200 else f"{line[:200]}…"
 
 
 def _read_hub() -> Iterable[Mapping[str, Any]]:
-    import datasets  # here, because it takes seconds and nothing else needs it
+    import datasets  # here, because the import takes seconds
 
     try:
         return datasets.load_dataset(HUB_ID, split="test")
@@ -178,22 +179,22 @@ def _read_folder(folder: Path) -> dict[str, list[Record]]:
     return rows if "all" not in rows else {"holdout": rows["all"]}
 
 
-def _problems(given: Iterable[tuple[Mapping[str, Any], str]]) -> list[Problem]:
-    """Checked records as problems; the reference solution stays with them, no prompt shows it."""
+def _to_problems(rows: Iterable[tuple[Mapping[str, Any], str]]) -> list[Problem]:
+    """Return records, with their locations, as problems; raise ValueError for a record with wrong or missing fields."""
     problems: dict[str, Problem] = {}
-    for record, place in given:
+    for record, location in rows:
         for field in FIELDS:
             if not isinstance(record.get(field), str):
-                raise ValueError(f"{place}: {field} is {short_repr(record.get(field))}; give a line like {_EXAMPLE}")
+                raise ValueError(f"{location}: {field} is {short_repr(record.get(field))}; give a line like {_EXAMPLE}")
         if not defines(record["prompt"], record["entry_point"]):
             raise ValueError(
-                f"{place}: the prompt does not define {record['entry_point']!r}; give a line like {_EXAMPLE}"
+                f"{location}: the prompt does not define {record['entry_point']!r}; give a line like {_EXAMPLE}"
             )
         if not defines(record["test"], "check"):
-            raise ValueError(f"{place}: the test does not define check(candidate); give a line like {_EXAMPLE}")
+            raise ValueError(f"{location}: the test does not define check(candidate); give a line like {_EXAMPLE}")
         key = f"code:{record['task_id']}"
         if key in problems:
-            raise ValueError(f"{place}: task_id {record['task_id']!r} stands there twice; keep one of them")
+            raise ValueError(f"{location}: duplicate task_id {record['task_id']!r}; keep one of them")
         problems[key] = Problem(key, {field: record[field] for field in FIELDS})
     if not problems:
         raise ValueError(f"no problems; give a file {FILE} with lines like {_EXAMPLE}")

@@ -1,8 +1,8 @@
-"""Countdown problems from a seed, parted into splits that share no problem.
+"""Generate Countdown problems from a seed, in splits that have no problem in common.
 
 A problem is a random expression of 3–4 numbers from 1–100 whose value is a whole number below 2,000 (Mecklenburg 2025,
-§4). Two problems are the same if their sorted numbers and their target are. Where the space of problems is
-small enough to be listed, it is, so that a split can take all of it and its end is known.
+§4). Two problems are the same if their sorted numbers and their target are equal. A space of problems that is small
+enough is listed instead of sampled, so that its size is known and a split can take all of it.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ Key: TypeAlias = tuple[tuple[int, ...], int]
 Splits: TypeAlias = dict[str, list["Puzzle"]]
 
 SPLITS = ("sft", "train", "holdout")
-_FILL_ORDER = ("holdout", "train", "sft")  # so that asking for more training problems never changes the holdout
+_FILL_ORDER = ("holdout", "train", "sft")  # so that a larger training split never changes the holdout
 _MAX_LISTED = 10_000  # multisets of three numbers; listing them takes seconds
-_MAX_FRUITLESS = 20_000  # draws in a row that give nothing new: the space is as good as used up
+_MAX_REPEATS = 20_000  # after so many draws in a row without a new problem, the space counts as used up
 
 
 class Puzzle(NamedTuple):
-    """The numbers in the order in which they are shown, and the target."""
+    """The numbers, in the order of the prompt, and the target."""
 
     nums: tuple[int, ...]
     target: int
 
     @property
     def key(self) -> Key:
-        """What makes two problems the same."""
+        """The same for problems that differ only in the order of their numbers."""
         return tuple(sorted(self.nums)), self.target
 
 
 @dataclass(frozen=True)
 class Space:
-    """Which problems may be generated; all bounds are included."""
+    """The problems that may be generated; all bounds are inclusive."""
 
     operands: tuple[int, int] = (3, 4)
     numbers: tuple[int, int] = (1, 100)
     targets: tuple[int, int] = (1, 1999)
 
     def __post_init__(self) -> None:
-        most = {"operands": MAX_NUMBERS, "numbers": 10**MAX_DIGITS - 1, "targets": 10**MAX_DIGITS - 1}
+        limits = {"operands": MAX_NUMBERS, "numbers": 10**MAX_DIGITS - 1, "targets": 10**MAX_DIGITS - 1}
         for field in fields(self):
             low, high = getattr(self, field.name)
             object.__setattr__(self, field.name, (low, high))  # a list, as YAML has it, could not be hashed
-            if not 1 <= low <= high <= most[field.name]:
+            if not 1 <= low <= high <= limits[field.name]:
                 raise ValueError(
-                    f"{field.name}={(low, high)!r}: give 1 ≤ low ≤ high ≤ {most[field.name]}, like {field.default}"
+                    f"{field.name}={(low, high)!r}: give 1 ≤ low ≤ high ≤ {limits[field.name]}, like {field.default}"
                 )
 
     @property
     def listable(self) -> bool:
-        """Whether `list_puzzles` can list the space in seconds."""
+        """Whether `list_puzzles` lists the space in seconds."""
         size = self.numbers[1] - self.numbers[0] + 1
         low, high = self.operands
         return high <= 3 and sum(math.comb(size + n - 1, n) for n in range(low, high + 1)) <= _MAX_LISTED
@@ -71,13 +71,14 @@ class Space:
 PAPER = Space()
 """Mecklenburg 2025, §4."""
 MINI = Space(operands=(3, 3), numbers=(1, 20), targets=(1, 100))
-"""For tiny policies: 1,540 multisets of numbers and 16,292 problems that all three numbers together solve, in up to six
-orders each: 87,553 prompts. (27,057 problems can be solved if numbers may be left over.) None needs a fraction."""
+"""For tiny policies: 1,540 multisets of numbers and 16,292 problems with a solution that uses all three numbers, in up
+to six orders each: 87,553 prompts. (27,057 problems have a solution that may leave out numbers.) None needs a fraction.
+"""
 
 
 @lru_cache(maxsize=4)
 def list_puzzles(space: Space) -> tuple[Puzzle, ...]:
-    """Every problem of a space that all its numbers together solve, in a fixed order."""
+    """Return every problem of a space with a solution that uses all its numbers, in a fixed order."""
     low, high = space.targets
     values = range(space.numbers[0], space.numbers[1] + 1)
     return tuple(
@@ -90,24 +91,24 @@ def list_puzzles(space: Space) -> tuple[Puzzle, ...]:
 
 
 def draw_puzzles(space: Space, rng: Random) -> Iterator[Puzzle]:
-    """Distinct problems made from random expressions; ends when very many draws in a row bring nothing new."""
-    seen: set[Key] = set()
-    fruitless = 0
-    while fruitless < _MAX_FRUITLESS:
-        fruitless += 1
+    """Yield distinct problems made from random expressions, until very many draws in a row yield nothing new."""
+    keys: set[Key] = set()
+    repeats = 0
+    while repeats < _MAX_REPEATS:
+        repeats += 1
         nums = tuple(between(rng, *space.numbers) for _ in range(between(rng, *space.operands)))
         value = _random_value(nums, rng)
         if value is None or value.denominator != 1 or not space.targets[0] <= value <= space.targets[1]:
             continue
         puzzle = Puzzle(nums, value.numerator)
-        if puzzle.key not in seen:
-            seen.add(puzzle.key)
-            fruitless = 0
+        if puzzle.key not in keys:
+            keys.add(puzzle.key)
+            repeats = 0
             yield puzzle
 
 
 def _random_value(nums: Sequence[int], rng: Random) -> Rational | None:
-    """The value of a random expression of all the numbers; None if it divides by zero."""
+    """Return the value of a random expression of all the numbers, or None if it divides by zero."""
     pool: list[Rational] = list(nums)
     while len(pool) > 1:
         left, right, *pool = shuffled(rng, pool)
@@ -121,7 +122,7 @@ def _random_value(nums: Sequence[int], rng: Random) -> Rational | None:
 def make_splits(
     space: Space, sizes: Mapping[str, int | None], *, seed: int = 0, exclude: Collection[Key] = frozenset()
 ) -> Splits:
-    """Splits of the given sizes (None: all that is left) without a common problem, nor one of ``exclude``.
+    """Return splits of the given sizes (None: all remaining problems) without common problems and those in ``exclude``.
 
     The same seed gives the same splits on every machine, and the holdout does not depend on the other sizes.
     """
@@ -129,38 +130,42 @@ def make_splits(
         if name not in SPLITS:
             raise unknown("split", name, SPLITS)
         if size is not None and size < 0:
-            raise ValueError(f"size of split {name!r} is {size}; give a count like 1000, or None for all that is left")
+            raise ValueError(f"size of split {name!r} is {size}; give a count like 1000, or None for all the rest")
     rng = Random(seed)
-    source = _listed(space, rng) if space.listable else draw_puzzles(space, rng)
-    taken = frozenset(exclude)
-    stream = (puzzle for puzzle in source if puzzle.key not in taken)
+    source = _shuffle_all(space, rng) if space.listable else draw_puzzles(space, rng)
+    excluded = frozenset(exclude)
+    stream = (puzzle for puzzle in source if puzzle.key not in excluded)
     splits: Splits = {}
     for name in _FILL_ORDER:
         size = sizes.get(name, 0)
         if size is None and not space.listable:
-            raise ValueError(f"split {name!r} cannot take all that is left of {space}; give it a size, like 10000")
+            raise ValueError(
+                f"split {name!r} cannot take all remaining problems, because {space} is too large to list; give it a "
+                "size, like 10000"
+            )
         splits[name] = list(itertools.islice(stream, size))
         if size is not None and len(splits[name]) < size:
             total = sum(map(len, splits.values()))
             raise ValueError(
-                f"split {name!r} asks for {size} problems and gets {len(splits[name])}: {space} has only {total} "
-                f"that are not excluded; give sizes that sum to at most {total}"
+                f"split {name!r} needs {size} problems but gets {len(splits[name])}: {space} has only {total} that are "
+                f"not excluded; give sizes that sum to at most {total}"
             )
     return {name: splits[name] for name in SPLITS}
 
 
-def _listed(space: Space, rng: Random) -> Iterator[Puzzle]:
+def _shuffle_all(space: Space, rng: Random) -> Iterator[Puzzle]:
+    """Yield all problems of a space in random order, each with its numbers in random order."""
     for puzzle in shuffled(rng, list_puzzles(space)):
         yield Puzzle(tuple(shuffled(rng, puzzle.nums)), puzzle.target)
 
 
 def is_validation(puzzle: Puzzle) -> bool:
-    """Whether a problem to train on belongs to the validation part: one in 16, by a hash of what makes it the same."""
+    """Return whether a training problem belongs to the validation part: one in 16, by a hash of its key."""
     digest = hashlib.blake2b(repr(puzzle.key).encode(), digest_size=1).digest()
     return digest[0] % 16 == 0
 
 
 def deduplicated(puzzles: Sequence[Puzzle], exclude: Collection[Key] = frozenset()) -> list[Puzzle]:
-    """The puzzles without repetitions and without those of ``exclude``, in their order."""
+    """Return the puzzles without repetitions and those in ``exclude``, in the same order."""
     first = {puzzle.key: puzzle for puzzle in reversed(puzzles) if puzzle.key not in exclude}
     return list(reversed(first.values()))

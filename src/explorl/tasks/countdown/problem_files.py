@@ -1,4 +1,4 @@
-"""Countdown problems from files and from the Hugging Face hub; split files, written whole or not at all."""
+"""Read Countdown problems from files and from the Hugging Face hub; read and write split files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXAMPLE = '{"nums": [3, 7, 12], "target": 33}'
 
 
 def read_folder(folder: str | Path) -> tuple[list[Puzzle], list[Puzzle]]:
-    """The problems of a folder's train file and of its test file."""
+    """Return the problems of a folder's train file and of its test file."""
     for name in (TRAIN_FILE, TEST_FILE):
         if not (Path(folder) / name).is_file():
             raise FileNotFoundError(
@@ -30,8 +30,8 @@ def read_folder(folder: str | Path) -> tuple[list[Puzzle], list[Puzzle]]:
 
 
 def read_hub() -> list[Puzzle]:
-    """All problems of Countdown-Tasks-3to4."""
-    import datasets  # here, because it takes seconds and nothing else needs it
+    """Return all problems of Countdown-Tasks-3to4."""
+    import datasets  # here, because the import takes seconds
 
     try:
         rows = datasets.load_dataset(HUB_ID, split="train")
@@ -44,15 +44,15 @@ def read_hub() -> list[Puzzle]:
 
 
 def read_jsonl(path: str | Path) -> list[Puzzle]:
-    """Problems from a file with one JSON object a line, with ``nums`` and ``target``."""
-    puzzles = [_puzzle(record, place) for record, place in read_records(Path(path), _EXAMPLE)]
+    """Return the problems of a file with one JSON object per line, with ``nums`` and ``target``."""
+    puzzles = [_to_puzzle(record, location) for record, location in read_records(Path(path), _EXAMPLE)]
     if not puzzles:
         raise ValueError(f"{path}: no problems; give a file with lines like {_EXAMPLE}")
     return puzzles
 
 
 def write_splits(path: str | Path, splits: Mapping[str, Sequence[Puzzle]]) -> None:
-    """Write splits to one JSONL file, whole or not at all."""
+    """Write splits to one JSONL file atomically."""
     lines = [
         json.dumps({"split": name, "nums": list(puzzle.nums), "target": puzzle.target}) + "\n"
         for name in SPLITS
@@ -62,38 +62,38 @@ def write_splits(path: str | Path, splits: Mapping[str, Sequence[Puzzle]]) -> No
 
 
 def read_splits(path: str | Path) -> Splits:
-    """Read what `write_splits` wrote; a problem that stands in it twice is an error."""
+    """Return the splits of a file that `write_splits` wrote; raise ValueError if it has a problem twice."""
     splits: Splits = {name: [] for name in SPLITS}
-    seen: dict[Key, str] = {}
-    for record, place in read_records(Path(path), _EXAMPLE):
-        puzzle = _puzzle(record, place)
+    locations: dict[Key, str] = {}
+    for record, location in read_records(Path(path), _EXAMPLE):
+        puzzle = _to_puzzle(record, location)
         name = record.get("split")
         if name not in SPLITS:
-            raise ValueError(f"{place}: split is {name!r}; give one of {', '.join(SPLITS)}")
-        if puzzle.key in seen:
-            raise ValueError(f"{place}: {puzzle.key} already stands in {seen[puzzle.key]}; keep one of them")
-        seen[puzzle.key] = place
+            raise ValueError(f"{location}: split is {name!r}; give one of {', '.join(SPLITS)}")
+        if puzzle.key in locations:
+            raise ValueError(f"{location}: {puzzle.key} is already in {locations[puzzle.key]}; keep one of them")
+        locations[puzzle.key] = location
         splits[name].append(puzzle)
-    if not seen:
+    if not locations:
         raise ValueError(f"{path}: no problems; give a file that write_splits wrote")
     return splits
 
 
-def _puzzle(record: Mapping[str, Any], place: str) -> Puzzle:
+def _to_puzzle(record: Mapping[str, Any], location: str) -> Puzzle:
     for field in ("nums", "target"):
         if field not in record:
-            raise ValueError(f"{place}: no field {field!r}; give a line like {_EXAMPLE}")
+            raise ValueError(f"{location}: no field {field!r}; give a line like {_EXAMPLE}")
     nums, target = record["nums"], record["target"]
     if not isinstance(nums, list) or not nums or not all(map(_is_number, nums)):
         raise ValueError(
-            f"{place}: nums is {short_repr(nums)}; give positive integers of at most {MAX_DIGITS} digits, "
+            f"{location}: nums is {short_repr(nums)}; give positive integers of at most {MAX_DIGITS} digits, "
             "like [3, 7, 12]"
         )
     if not _is_number(target):
-        raise ValueError(f"{place}: target is {short_repr(target)}; give a positive integer, like 33")
+        raise ValueError(f"{location}: target is {short_repr(target)}; give a positive integer, like 33")
     return Puzzle(tuple(nums), target)
 
 
 def _is_number(value: object) -> bool:
-    # bool is an int to Python, but true is no number to whoever wrote the file.
+    # bool is a subclass of int, but true is not a number in JSON.
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**MAX_DIGITS

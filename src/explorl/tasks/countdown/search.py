@@ -1,13 +1,13 @@
-"""Countdown by search that a small model can imitate: every value follows from what stands in the line before it.
+"""Solve Countdown by a search that a small model can imitate: each value follows from the values written before it.
 
-Two numbers are combined, and from the target one works backwards with the others until both meet:
+The search combines two numbers, and works backwards from the target with the other numbers until both meet:
 
-    35 18:+53-17*630|7 9     the pair, what it gives, and the numbers that are left
+    35 18:+53-17*630|7 9     the pair, its results, and the other numbers
     61 7:+68-54*427          the target 61 without the 7: goals for the other three numbers
-    68 9?+77-59*612          a goal without the 9: does the pair give one of these?
+    68 9?+77-59*612          a goal without the 9: is one of these a result of the pair?
     54 9?+63-45*486/6
     427 9?+436-418
-    61 9:+70-52*549          then the 9 first, where that gives anything new
+    61 9:+70-52*549          then the 9 first, if that yields anything new
     70 7?*490/10
     52 7?*364
     549 7?+556-542
@@ -15,13 +15,13 @@ Two numbers are combined, and from the target one works backwards with the other
     61 2?*122
     61 63?+124-2
 
-Where a value is one of the pair's, ``!`` follows, then the steps forwards, and the answer. Else the next pair is tried;
-none is tried twice. An operation is written with its result alone: ``+`` the sum, ``-`` the distance, ``*`` the
-product, ``/`` the quotient where it is whole. If v is what a goal g leaves without a number n, then g is v − n (``+``),
-v + n or n − v (``-``), v / n (``*``), v · n or n / v (``/``).
+A value that is a result of the pair is followed by ``!``, then by the steps of the solution and the answer. Otherwise
+the search continues with the next pair; none is tried twice. An operation is written as its sign and its result: ``+``
+the sum, ``-`` the distance, ``*`` the product, ``/`` the quotient if it is whole. If v is the goal g without the number
+n, then g is v − n (``+``), v + n or n − v (``-``), v / n (``*``), v · n or n / v (``/``).
 
-What cannot meet is left out: values larger than all of the pair's, and sums of sums or products of products in
-a second order. What the search cannot find are solutions that need a fraction, a zero or a value beyond `LARGEST`.
+Values that cannot meet are left out: those larger than all results of the pair, and sums of sums or products of
+products in a second order. The search does not find solutions that need a fraction, a zero or a value beyond `LARGEST`.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from explorl.tasks.expression import Tree, render, steps
 from explorl.tasks.stable_random import pick, shuffled
 
 SIGNS = "0+1-2*3/4:5?6|7!8=9"
-"""The first line of every search has all its signs, each a token of its own: a penalty on tokens that have occurred,
-as in Mecklenburg's protocol, then favours none of them; else it would favour the first ``!`` and the first ``/``."""
+"""The first line of every search: all its signs as separate tokens. A penalty on repeated tokens, as in Mecklenburg's
+protocol, then favours none of them; without this line it would favour the first ``!`` and the first ``/``."""
 LARGEST = 4_000
-"""Larger values are never written down: products of two large numbers are hard to compute, and seldom needed."""
+"""Larger values are never written: products of two large numbers are hard to compute, and rarely needed."""
 MOST_NUMBERS = 4
 HINTS = 0.5
-"""How often a guided search takes a pair that leads to a solution, rather than any that is left."""
+"""Probability that a guided search tries a pair that leads to a solution instead of a random remaining one."""
 
 _SUMS, _PRODUCTS, _ALL = "+-", "*/", "+-*/"
 
 
 class Term(NamedTuple):
-    """A value and how it was made."""
+    """A value and the expression that yields it."""
 
     value: int
     tree: Tree
 
 
 class Goal(NamedTuple):
-    """What the other numbers have to give, so that ``number`` then makes the goal before of it."""
+    """A value that the other numbers must yield, so that it and ``number`` yield the previous goal, ``before``."""
 
     value: int
     before: Goal | None = None
@@ -64,18 +64,18 @@ class Goal(NamedTuple):
 
 
 Pair: TypeAlias = tuple[int, int]
-"""Places of two numbers."""
+"""Indices of two numbers."""
 
 
-class Found(NamedTuple):
-    """What is written down while one pair is tried, and the solution if that was one."""
+class PairTrial(NamedTuple):
+    """The text of the search with one pair, and the solution if it found one."""
 
     text: str
     solution: Tree | None
 
 
 def search(nums: Sequence[int], target: int, *, rng: Random, order: str = "systematic") -> str | None:
-    """A completion that searches up to a solution that uses all the numbers; None where it would find none."""
+    """Return a completion that searches until a solution that uses all the numbers, or None if it finds none."""
     if not 1 <= len(nums) <= MOST_NUMBERS:
         raise ValueError(
             f"nums={list(nums)!r}: style {order!r} takes one to {MOST_NUMBERS} numbers; for more use the style 'words'"
@@ -84,60 +84,65 @@ def search(nums: Sequence[int], target: int, *, rng: Random, order: str = "syste
         return _completion("", nums[0]) if nums[0] == target else None
     text = f"{SIGNS}\n"
     for pair in ORDERS[order](nums, target, rng):
-        found = tried(tuple(nums), target, pair)
-        text += found.text
-        if found.solution is not None:
-            return _completion(text + _forwards(found.solution), found.solution)
+        trial = try_pair(tuple(nums), target, pair)
+        text += trial.text
+        if trial.solution is not None:
+            return _completion(text + _solution_steps(trial.solution), trial.solution)
     return None
 
 
 @lru_cache(maxsize=16)
-def tried(nums: tuple[int, ...], target: int, pair: Pair) -> Found:
-    """Whether the two numbers at these places, combined first, lead to the target."""
-    a, b = (Term(nums[place], nums[place]) for place in pair)
-    left = [Term(number, number) for place, number in enumerate(nums) if place not in pair]
-    made = combined(a, b, LARGEST)
-    values = {term.value: term.tree for _, term in reversed(made)}
-    if not left:
-        line, hit = _looked(Goal(a.value), b, {target: 0}, _ALL, LARGEST)
-        return Found(line, values[target] if hit else None)
-    text = f"{a.value} {b.value}:{_listed(made)}|{' '.join(str(term.value) for term in left)}\n"
-    for line, goal in _goals(Goal(target), left, values):
+def try_pair(nums: tuple[int, ...], target: int, pair: Pair) -> PairTrial:
+    """Search for a solution that combines the two numbers at these indices first."""
+    a, b = (Term(nums[index], nums[index]) for index in pair)
+    others = [Term(number, number) for index, number in enumerate(nums) if index not in pair]
+    results = combine(a, b, LARGEST)
+    values = {term.value: term.tree for _, term in reversed(results)}
+    if not others:
+        line, reached = _test_goal(Goal(a.value), b, {target: 0}, _ALL, LARGEST)
+        return PairTrial(line, values[target] if reached else None)
+    text = f"{a.value} {b.value}:{_results_text(results)}|{' '.join(str(term.value) for term in others)}\n"
+    for line, goal in _work_backwards(Goal(target), others, values):
         text += line
         if goal is not None:
-            return Found(text, _undone(goal, values[goal.value]))
-    return Found(text, None)
+            return PairTrial(text, _unwind(goal, values[goal.value]))
+    return PairTrial(text, None)
 
 
-def _goals(target: Goal, left: Sequence[Term], values: Mapping[int, Tree]) -> Iterator[tuple[str, Goal | None]]:
-    """The lines that work backwards from the target, with the goal that the pair meets at the end of the last one."""
+def _work_backwards(
+    target: Goal, others: Sequence[Term], values: Mapping[int, Tree]
+) -> Iterator[tuple[str, Goal | None]]:
+    """Yield the lines that work backwards from the target, the last one with the goal that is a result of the pair."""
     largest = max(values)
-    if len(left) == 1:
-        yield _looked(target, left[0], values, _ALL, largest)
+    if len(others) == 1:
+        yield _test_goal(target, others[0], values, _ALL, largest)
         return
-    for turn, (first, second) in enumerate((left, left[::-1])):
-        # A goal that is a sum may be the second number times what the pair gives; a product only little larger.
+    for turn, (first, second) in enumerate((others, others[::-1])):
+        # A goal that is a sum may be the second number times a result of the pair; a product is only little larger.
         bound = {**dict.fromkeys(_SUMS, largest * second.value), **dict.fromkeys(_PRODUCTS, largest + second.value)}
         goals = [
             Goal(term.value, target, op, first)
-            for op, term in combined(Term(target.value, 0), first, LARGEST)
+            for op, term in combine(Term(target.value, 0), first, LARGEST)
             if term.value <= bound[op]
         ]
         if goals:
             yield f"{target.value} {first.value}:{''.join(f'{goal.op}{goal.value}' for goal in goals)}\n", None
         for goal in goals:
-            yield _looked(goal, second, values, _ALL if turn == 0 else _other(goal.op), largest)
-    together = combined(left[0], left[1], min(LARGEST, largest + target.value))
-    if together:
-        yield f"{left[0].value} {left[1].value}:{_listed(together)}\n", None
-    for op, term in together:
-        yield _looked(target, term, values, _PRODUCTS if op in _SUMS else _ALL, largest)
+            yield _test_goal(goal, second, values, _ALL if turn == 0 else _opposite(goal.op), largest)
+    combined = combine(others[0], others[1], min(LARGEST, largest + target.value))
+    if combined:
+        yield f"{others[0].value} {others[1].value}:{_results_text(combined)}\n", None
+    for op, term in combined:
+        yield _test_goal(target, term, values, _PRODUCTS if op in _SUMS else _ALL, largest)
 
 
-def _looked(goal: Goal, number: Term, values: Mapping[int, Tree], ops: str, largest: int) -> tuple[str, Goal | None]:
-    """A line with what the goal leaves without the number, up to the first that is one of the values; "" if nothing."""
+def _test_goal(goal: Goal, number: Term, values: Mapping[int, Tree], ops: str, largest: int) -> tuple[str, Goal | None]:
+    """Return a line with the goal without the number, up to the first value in ``values``, and the goal of that value.
+
+    The line is "" if there is nothing to write, and the goal None if no value is in ``values``.
+    """
     line = ""
-    for op, term in combined(Term(goal.value, 0), number, largest):
+    for op, term in combine(Term(goal.value, 0), number, largest):
         if op not in ops:
             continue
         line = (line or f"{goal.value} {number.value}?") + f"{op}{term.value}"
@@ -146,21 +151,21 @@ def _looked(goal: Goal, number: Term, values: Mapping[int, Tree], ops: str, larg
     return line and f"{line}\n", None
 
 
-def combined(a: Term, b: Term, limit: int) -> list[tuple[str, Term]]:
-    """Sum, distance, product and quotient of two values, where they are whole, positive and within the limit."""
+def combine(a: Term, b: Term, limit: int) -> list[tuple[str, Term]]:
+    """Return the sum, distance, product and quotient of two values that are whole, positive and within the limit."""
     high, low = (a, b) if a.value >= b.value else (b, a)
-    found = [("+", high.value + low.value), ("-", high.value - low.value), ("*", high.value * low.value)]
+    results = [("+", high.value + low.value), ("-", high.value - low.value), ("*", high.value * low.value)]
     if low.value > 1 and high.value % low.value == 0:
-        found.append(("/", high.value // low.value))
-    return [(op, Term(value, (op, high.tree, low.tree))) for op, value in found if 0 < value <= limit]
+        results.append(("/", high.value // low.value))
+    return [(op, Term(value, (op, high.tree, low.tree))) for op, value in results if 0 < value <= limit]
 
 
-def _other(op: str) -> str:
+def _opposite(op: str) -> str:
     return _PRODUCTS if op in _SUMS else _SUMS
 
 
-def _undone(goal: Goal, tree: Tree) -> Tree:
-    """The way from what meets the goal up to the target."""
+def _unwind(goal: Goal, tree: Tree) -> Tree:
+    """Return the tree of the target, given the tree of a goal's value."""
     while goal.before is not None:
         whole, number = goal.before.value, goal.number
         if goal.op == "+":
@@ -175,11 +180,11 @@ def _undone(goal: Goal, tree: Tree) -> Tree:
     return tree
 
 
-def _listed(made: Sequence[tuple[str, Term]]) -> str:
-    return "".join(f"{op}{term.value}" for op, term in made)
+def _results_text(results: Sequence[tuple[str, Term]]) -> str:
+    return "".join(f"{op}{term.value}" for op, term in results)
 
 
-def _forwards(solution: Tree) -> str:
+def _solution_steps(solution: Tree) -> str:
     return "".join(f"{step.left}{step.op}{step.right}={step.result}\n" for step in steps(solution))
 
 
@@ -187,7 +192,7 @@ def _completion(think: str, solution: Tree) -> str:
     return f"<think>{think}</think><answer>{render(solution).replace(' ', '')}</answer>"
 
 
-# -------------------------------------------------------------------- which pair comes next
+# -------------------------------------------------------------------- orders of the pairs
 
 
 def _pairs(nums: Sequence[int]) -> list[Pair]:
@@ -195,27 +200,27 @@ def _pairs(nums: Sequence[int]) -> list[Pair]:
 
 
 def _systematic(nums: Sequence[int], target: int, rng: Random) -> Iterator[Pair]:
-    """In the order in which the numbers are given."""
+    """Yield the pairs in the order of the numbers."""
     yield from _pairs(nums)
 
 
-def _any(nums: Sequence[int], target: int, rng: Random) -> Iterator[Pair]:
-    """In random order."""
+def _shuffled(nums: Sequence[int], target: int, rng: Random) -> Iterator[Pair]:
+    """Yield the pairs in random order."""
     yield from shuffled(rng, _pairs(nums))
 
 
 def _guided(nums: Sequence[int], target: int, rng: Random) -> Iterator[Pair]:
-    """Each time with probability `HINTS` one that leads to a solution, if there is one, and else any that is left."""
-    left = shuffled(rng, _pairs(nums))
-    good = [pair for pair in left if tried(tuple(nums), target, pair).solution is not None]
-    while left:
-        pair = pick(rng, good) if good and rng.random() < HINTS else left[0]
-        left.remove(pair)
+    """Yield with probability `HINTS` a pair that leads to a solution, if there is one, else a random remaining one."""
+    remaining = shuffled(rng, _pairs(nums))
+    good = [pair for pair in remaining if try_pair(tuple(nums), target, pair).solution is not None]
+    while remaining:
+        pair = pick(rng, good) if good and rng.random() < HINTS else remaining[0]
+        remaining.remove(pair)
         yield pair
 
 
 ORDERS: dict[str, Callable[[Sequence[int], int, Random], Iterator[Pair]]] = {
     "systematic": _systematic,
-    "shuffled": _any,
+    "shuffled": _shuffled,
     "guided": _guided,
 }

@@ -1,9 +1,9 @@
-"""Exact Countdown solver: one solution, all of them, or every target that can be reached.
+"""Exact Countdown solver: find one solution, all solutions, or every target that can be reached.
 
-Values are built bottom-up, subset by subset. The whole set is never built to find one solution: its two halves meet in
-the middle, where for each value a of one half the other must hold target − a, a − target, target + a, target / a,
-a / target or target · a. No negative value is needed on the way to a positive target: if a op b gives v, then |v| is
-|a| + |b|, their distance, product or quotient. Only if whole numbers do not suffice is it tried again with fractions.
+Values are built bottom-up, subset by subset. To find one solution, the table of the whole set is not needed: for each
+value a of one half, the other half must have target − a, a − target, target + a, target / a, a / target or target · a.
+A positive target never needs a negative intermediate value: if a op b gives v, then |v| is the sum, distance, product
+or quotient of |a| and |b|. Fractions are tried only if there is no solution in whole numbers.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Iterator, Sequence
 from explorl.tasks.expression import Rational, Tree, canonical, compute, render
 
 MAX_NUMBERS = 6
-"""Six numbers take seconds; each further one takes a hundred times as long."""
+"""Six numbers take seconds; each additional number takes a hundred times as long."""
 
 
 def solve(nums: Sequence[int], target: int, *, use_all: bool = False) -> str | None:
-    """An expression that gives the target with each number at most once (exactly once: ``use_all``), or None.
+    """Return an expression for the target with each number at most once (exactly once: ``use_all``), or None.
 
-    Prefers fewer numbers, then whole intermediate results. The order of ``nums`` decides between equals.
+    It prefers whole intermediate results, then fewer numbers. The order of ``nums`` breaks ties.
     """
     tree = solve_tree(nums, target, use_all=use_all)
     return None if tree is None else render(tree)
 
 
 def solve_tree(nums: Sequence[int], target: int, *, use_all: bool = False) -> Tree | None:
-    """`solve`, as a tree."""
+    """Return the solution of `solve` as a tree."""
     _check(nums, target)
     for fractions in (False, True):
         tree = _solve(nums, target, use_all, fractions)
@@ -36,24 +36,24 @@ def solve_tree(nums: Sequence[int], target: int, *, use_all: bool = False) -> Tr
 
 
 def solutions(nums: Sequence[int], target: int, *, use_all: bool = False) -> list[str]:
-    """All solutions that differ in more than the order of operands and needless brackets, shortest first."""
+    """Return all solutions that differ in more than the order of operands and redundant brackets, shortest first."""
     _check(nums, target)
     whole = (1 << len(nums)) - 1
-    known: list[dict[str, tuple[Rational, Tree]]] = [{} for _ in range(whole + 1)]
-    found: dict[str, Tree] = {}
+    tables: list[dict[str, tuple[Rational, Tree]]] = [{} for _ in range(whole + 1)]
+    solved: dict[str, Tree] = {}
     for subset in _subsets(len(nums)):
-        trees: Iterator[tuple[Rational, Tree]] = _all_trees(nums, known, subset)
+        trees: Iterator[tuple[Rational, Tree]] = _all_trees(nums, tables, subset)
         if subset == whole:
             trees = ((value, tree) for value, tree in trees if value == target)
         for value, tree in trees:
-            known[subset].setdefault(canonical(tree), (value, tree))
+            tables[subset].setdefault(canonical(tree), (value, tree))
         if subset == whole or not use_all:
-            found |= {key: tree for key, (value, tree) in known[subset].items() if value == target}
-    return sorted((render(tree) for tree in found.values()), key=lambda text: (len(text), text))
+            solved |= {key: tree for key, (value, tree) in tables[subset].items() if value == target}
+    return sorted((render(tree) for tree in solved.values()), key=lambda text: (len(text), text))
 
 
 def reachable(nums: Sequence[int], *, use_all: bool = False) -> set[int]:
-    """Every positive whole target that the numbers can give."""
+    """Return every positive whole target that the numbers can give."""
     _check(nums, 1)
     table = _tables(nums, fractions=True, upto=len(nums))
     values = table[-1] if use_all else {value for column in table for value in column}
@@ -68,12 +68,12 @@ def _check(nums: Sequence[int], target: int) -> None:
 
 
 def _subsets(count: int) -> list[int]:
-    """Bit masks of all non-empty subsets, smaller ones first."""
+    """Return the bit masks of all non-empty subsets, smaller ones first."""
     return sorted(range(1, 1 << count), key=lambda subset: (subset.bit_count(), subset))
 
 
 def _halves(subset: int) -> Iterator[tuple[int, int]]:
-    """The ways to part a subset in two, each once: the part without the subset's highest number comes first."""
+    """Yield each way to split a subset in two once: the part without the subset's last number comes first."""
     rest = subset ^ (1 << (subset.bit_length() - 1))
     part = rest
     while part:
@@ -82,7 +82,7 @@ def _halves(subset: int) -> Iterator[tuple[int, int]]:
 
 
 def _tables(nums: Sequence[int], *, fractions: bool, upto: int) -> list[dict[Rational, Tree]]:
-    """For each subset of at most ``upto`` numbers: its non-negative values, each with one tree."""
+    """Return the non-negative values of each subset of at most ``upto`` numbers, each with one tree."""
     tables: list[dict[Rational, Tree]] = [{} for _ in range(1 << len(nums))]
     for subset in _subsets(len(nums)):
         size = subset.bit_count()
@@ -119,14 +119,14 @@ def _solve(nums: Sequence[int], target: int, use_all: bool, fractions: bool) -> 
     for part, other in _halves(len(tables) - 1):
         small, large = sorted((tables[part], tables[other]), key=len)
         for a, tree in small.items():
-            met = _meet(a, tree, large, target, fractions)
-            if met is not None:
-                return met
+            solution = _meet(a, tree, large, target, fractions)
+            if solution is not None:
+                return solution
     return None
 
 
 def _meet(a: Rational, tree: Tree, other: dict[Rational, Tree], target: int, fractions: bool) -> Tree | None:
-    """a op b or b op a = target with some b of the other half."""
+    """Return a tree of a op b or b op a that gives the target, for some b of the other half, or None."""
     if target - a in other:
         return "+", tree, other[target - a]
     if target + a in other:
@@ -145,15 +145,15 @@ def _meet(a: Rational, tree: Tree, other: dict[Rational, Tree], target: int, fra
 
 
 def _all_trees(
-    nums: Sequence[int], known: list[dict[str, tuple[Rational, Tree]]], subset: int
+    nums: Sequence[int], tables: list[dict[str, tuple[Rational, Tree]]], subset: int
 ) -> Iterator[tuple[Rational, Tree]]:
-    """Every way to combine the known trees of two halves, negative values included."""
+    """Yield every way to combine the trees of two halves, including negative values."""
     if subset.bit_count() == 1:
         number = nums[subset.bit_length() - 1]
         yield number, number
     for part, other in _halves(subset):
-        for a, tree_a in known[part].values():
-            for b, tree_b in known[other].values():
+        for a, tree_a in tables[part].values():
+            for b, tree_b in tables[other].values():
                 for op in "+-*/":
                     if op != "/" or b:
                         yield compute(op, a, b), (op, tree_a, tree_b)

@@ -20,6 +20,7 @@ from random import Random
 from typing import Any, ClassVar, Literal
 
 from explorl.core.plugins import unknown
+from explorl.tasks.answer_span import is_well_formed, last_answer, read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict, opens_think
 from explorl.tasks.countdown.generator import (
     MINI,
@@ -38,15 +39,14 @@ from explorl.tasks.countdown.templates import TEMPLATES
 from explorl.tasks.countdown.traces import ALL_STYLES, trace
 from explorl.tasks.expression import ExpressionError, canonical, evaluate, numbers, parse
 from explorl.tasks.stable_random import shuffled
-from explorl.tasks.tags import is_well_formed, last_answer, read
 
 
 def verify(completion: str | bytes, nums: Sequence[int], target: int, opened: bool = False) -> Verdict:
-    """Judge a completion, whatever is in it. ``opened``: the prompt has already opened ``<think>``.
+    """Verify a completion, whatever is in it. ``opened``: the prompt has already opened ``<think>``.
 
     Of a completion beyond a million characters only the end is read, and it is not well-formed.
     """
-    text, whole = read(completion)
+    text, whole = read_completion(completion)
     well_formed = whole and is_well_formed(text, opened=opened)
     answer = last_answer(text)
     if answer is None:
@@ -197,12 +197,12 @@ class Countdown(Task):
     def _puzzles(self, split: str) -> list[Puzzle]:
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
-        if split == "sft" and split not in self._given:
+        if split == "sft" and split not in self._splits:
             return self._generated_sft
-        return self._given[split]
+        return self._splits[split]
 
     @cached_property
-    def _given(self) -> Splits:
+    def _splits(self) -> Splits:
         """What the source holds; of real problems, no ``sft``."""
         if self.split_file is not None:
             return read_splits(self.split_file)

@@ -1,4 +1,4 @@
-"""How a Countdown problem is asked: as in Mecklenburg 2025, as chat messages, and in a terse form for tiny policies."""
+"""Prompt templates for Countdown: as in Mecklenburg 2025, as chat messages, and a terse form for tiny policies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from explorl.tasks.base import Prompt
 
 
 def question(nums: Sequence[int], target: int) -> str:
-    """The user's turn of the paper's Figure 1."""
+    """Return the user's turn of the paper's Figure 1."""
     return (
         f"Using the numbers {list(nums)}, create an equation that equals {target}. You can use basic arithmetic "
         "operations (+, -, *, /) and each number can only be used once. Show your work in <think> </think> tags. And "
@@ -17,7 +17,7 @@ def question(nums: Sequence[int], target: int) -> str:
 
 
 def paper(nums: Sequence[int], target: int) -> str:
-    """The paper's Figure 1: the completion begins with ``<think>``."""
+    """Return the prompt of the paper's Figure 1: the completion begins with ``<think>``."""
     return (
         "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The "
         "assistant first thinks about the reasoning process in the mind and then provides the user with the answer.\n"
@@ -27,17 +27,17 @@ def paper(nums: Sequence[int], target: int) -> str:
 
 
 def paper_opened(nums: Sequence[int], target: int) -> str:
-    """The paper's prompt with ``<think>`` opened for the model, as in the paper's RL runs (§5.1)."""
+    """Return the paper's prompt followed by ``<think>``, as in the paper's RL runs (§5.1)."""
     return paper(nums, target) + "<think>"
 
 
 def chat(nums: Sequence[int], target: int) -> Prompt:
-    """The same question as one user message, for the model's own chat template."""
+    """Return the same question as one user message, for the model's chat template."""
     return [{"role": "user", "content": question(nums, target)}]
 
 
 def terse(nums: Sequence[int], target: int) -> str:
-    """``3 7 12=33`` and a new line: a few characters, for a character-level policy."""
+    """Return ``3 7 12=33`` and a newline: a few characters, for a character-level policy."""
     return f"{' '.join(map(str, nums))}={target}\n"
 
 

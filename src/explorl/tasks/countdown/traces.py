@@ -1,13 +1,13 @@
-"""Reference solutions for supervised fine-tuning: search traces that fail a few times, say so, and then succeed.
+"""Reference solutions for supervised fine-tuning: traces with a few failed attempts before the solution.
 
-A failed attempt is right arithmetic that misses the target: of a few random ways to combine the numbers, the nearest
-miss. Two styles. ``words`` is English with one equation a step. ``terse``, for a character-level policy, is nothing but
-steps, where a new line means "not the target, again":
+A failed attempt is correct arithmetic that misses the target: of a few random ways to combine the numbers, the nearest
+miss. There are two styles. ``words`` is English with one equation per step. ``terse``, for a character-level policy,
+has only the steps, with one attempt per line:
 
     <think>7+12=19 19+3=22
     3*7=21 21+12=33</think><answer>3*7+12</answer>
 
-Three further styles, ``systematic``, ``shuffled`` and ``guided``, search: see `countdown_search`.
+Three further styles, ``systematic``, ``shuffled`` and ``guided``, are searches: see `countdown.search`.
 """
 
 from __future__ import annotations
@@ -24,54 +24,54 @@ from explorl.tasks.expression import Rational, Step, Tree, canonical, compute, e
 from explorl.tasks.stable_random import between, pick, shuffled
 
 TERSE_ALPHABET = "0123456789+-*/()= \n"
-"""All characters of a terse prompt or trace, beside the four tags."""
+"""All characters of a terse prompt or trace, apart from the four tags."""
 
-_CANDIDATES = 6  # of so many random attempts the nearest miss is written down
+_CANDIDATES = 6  # random attempts, of which the nearest miss is written
 
 
 def trace(
     nums: Sequence[int], target: int, *, rng: Random, style: str = "words", attempts: tuple[int, int] = (0, 3)
 ) -> str:
-    """A correct, well-formed completion with a random number of failed attempts, as far as there are so many.
+    """Return a correct, well-formed completion with a random number of failed attempts, if there are that many.
 
-    It uses all the numbers where that is possible. A style that searches has no such attempts; a problem that its
-    search does not solve is an error.
+    It uses all the numbers if that is possible. Styles that search ignore ``attempts``, and raise ValueError for a
+    problem that they do not solve.
     """
     if style not in ALL_STYLES:
         raise unknown("style", style, ALL_STYLES)
     if style in ORDERS:
-        found = search(nums, target, rng=rng, order=style)
-        if found is None:
+        completion = search(nums, target, rng=rng, order=style)
+        if completion is None:
             raise ValueError(
                 f"the search of style {style!r} does not get from nums={list(nums)!r} to target={target!r}; use the "
                 "style 'words', or another problem"
             )
-        return found
+        return completion
     low, high = attempts
     if not 0 <= low <= high:
         raise ValueError(f"attempts={attempts!r}: give 0 ≤ low ≤ high, like (0, 3)")
     order = shuffled(rng, nums)
     solution = solve_tree(order, target, use_all=True) or solve_tree(order, target)
     if solution is None:
-        raise ValueError(f"nums={list(nums)!r} cannot give target={target!r}; give a problem that has a solution")
+        raise ValueError(f"nums={list(nums)!r} cannot give target={target!r}; use a problem that has a solution")
     failures = near_misses(nums, target, rng=rng, count=between(rng, low, high))
     return STYLES[style](nums, target, [_compound_first(tree) for tree in failures], _compound_first(solution), rng)
 
 
 def near_misses(nums: Sequence[int], target: int, *, rng: Random, count: int) -> list[Tree]:
-    """Up to ``count`` different ways to combine all the numbers that do not meet the target, each near to it."""
-    found: dict[str, Tree] = {}
+    """Return up to ``count`` different ways to combine all the numbers that miss the target, each close to it."""
+    misses: dict[str, Tree] = {}
     for _ in range(count):
-        drawn = [attempt for _ in range(_CANDIDATES) if (attempt := _random_attempt(nums, target, rng)) is not None]
-        for _, tree in sorted(drawn, key=lambda attempt: abs(attempt[0] - target)):
-            if (key := canonical(tree)) not in found:
-                found[key] = tree
+        attempts = [attempt for _ in range(_CANDIDATES) if (attempt := _random_attempt(nums, target, rng)) is not None]
+        for _, tree in sorted(attempts, key=lambda attempt: abs(attempt[0] - target)):
+            if (key := canonical(tree)) not in misses:
+                misses[key] = tree
                 break
-    return list(found.values())
+    return list(misses.values())
 
 
 def _random_attempt(nums: Sequence[int], target: int, rng: Random) -> tuple[Rational, Tree] | None:
-    """The numbers combined at random, whole and positive throughout; None if a result on the way is the target."""
+    """Return a random combination with whole, positive results, or None if one of the results is the target."""
     pool: list[tuple[Rational, Tree]] = [(number, number) for number in nums]
     while len(pool) > 1:
         (a, tree_a), (b, tree_b), *pool = shuffled(rng, pool)
@@ -86,7 +86,7 @@ def _random_attempt(nums: Sequence[int], target: int, rng: Random) -> tuple[Rati
 
 
 def _compound_first(tree: Tree) -> Tree:
-    """The same tree with sums and products turned so that a step goes on from the result of the step before."""
+    """Return the tree with compound operands of sums and products first, so that each step continues the last one."""
     if isinstance(tree, int):
         return tree
     op, left, right = tree[0], _compound_first(tree[1]), _compound_first(tree[2])

@@ -1,7 +1,7 @@
-"""Keeps answers from being run as programs: some scorers of reasoning-gym hand them to ``eval`` or to sympy's parser.
+"""Prevent answers from being run as programs: some scorers of reasoning-gym pass them to ``eval`` or to sympy's parser.
 
-``eval`` in the data sets' modules is replaced by one that knows numbers, text, lists and arithmetic. Sympy's parser
-cannot be replaced, so an answer goes to it only if it is a formula of which no number can grow beyond reason.
+``eval`` in the modules of the data sets is replaced by a function that supports only numbers, text, lists and
+arithmetic. Sympy's parser cannot be replaced, so it only gets answers that are formulas whose numbers stay small.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_LENGTH = 10_000
-"""Longest answer that is scored, in characters."""
+"""Maximum length of an answer in characters."""
 MAX_FORMULA = 1_000
-"""Longest formula that sympy gets."""
+"""Maximum length of a formula for sympy."""
 _MAX_POWER = 100
 _MAX_NUMBER = 10**30
 _MAX_BITS = 1 << 16
@@ -29,7 +29,7 @@ FUNCTIONS = {
     *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
     *("exp", "log", "ln", "sqrt", "Abs", "Rational"),
 }
-"""What a formula may call."""
+"""Functions that a formula may call."""
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod, ast.FloorDiv)
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -49,12 +49,12 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.USub: operator.neg,
     ast.Invert: operator.invert,
 }
-# What Python's parser and a scorer that looks for whole numbers read differently: 24e0, 0x18, 2_4, # 1 2 3.
-_ODD = re.compile(r"\d\w*[^\W\d]|[#\\]")
+# Text that Python's parser reads differently from a scorer that looks for whole numbers: 24e0, 0x18, 2_4, # 1 2 3.
+_AMBIGUOUS = re.compile(r"\d\w*[^\W\d]|[#\\]")
 
 
-def guard(dataset: Any) -> None:
-    """Replace ``eval`` in the modules of reasoning-gym and in that of a data set."""
+def replace_eval(dataset: Any) -> None:
+    """Replace ``eval`` in the modules of reasoning-gym and in the module of a data set."""
     names = [name for name in sys.modules if name.partition(".")[0] == "reasoning_gym"]
     for name in {*names, type(dataset).__module__}:
         namespace = vars(sys.modules[name])
@@ -63,7 +63,7 @@ def guard(dataset: Any) -> None:
 
 
 def uses_sympy(kind: type) -> bool:
-    """Whether the scorer of a class of data sets has sympy parse answers."""
+    """Return whether the scorer of a data set class parses answers with sympy."""
     if kind not in _USERS:
         _USERS[kind] = _calls_sympy(kind)
     return _USERS[kind]
@@ -75,12 +75,12 @@ _USERS: dict[type, bool] = {}
 def _calls_sympy(kind: type) -> bool:
     source = scorer_source(kind)
     parser = vars(sys.modules[kind.__module__]).get("parse_expr")
-    own = parser is not None and not parser.__module__.startswith("sympy")
-    return ("parse_expr(" in source or "sympify(" in source) and not own
+    has_other_parser = parser is not None and not parser.__module__.startswith("sympy")
+    return ("parse_expr(" in source or "sympify(" in source) and not has_other_parser
 
 
 def scorer_source(kind: type) -> str:
-    """The source of the scorer of a class of data sets, or nothing where it has none."""
+    """Return the source code of the scorer of a data set class, or "" if it is not available."""
     try:
         return inspect.getsource(kind.score_answer)  # type: ignore[attr-defined]
     except (OSError, TypeError):
@@ -88,19 +88,19 @@ def scorer_source(kind: type) -> str:
 
 
 def evaluate(text: str, *_: Any) -> Any:
-    """The value of a literal or of a sum, product, … of numbers; ValueError for all else."""
+    """Return the value of a literal or of arithmetic with numbers; raise ValueError for anything else."""
     try:
         return _literal(_parse(text).body)
     except RecursionError as error:
-        raise ValueError(f"not a plain value, but one of many levels: {text[:60]!r}") from error
+        raise ValueError(f"not a plain value: nested too deeply: {text[:60]!r}") from error
 
 
 def is_formula(text: str, *, names: bool = True) -> bool:
-    """Whether text is arithmetic of small numbers, names and the usual functions, without powers of powers.
+    """Return whether text is arithmetic with small numbers, names and the usual functions, without nested powers.
 
-    Numbers are plain: ``2.4``, not ``24e-1``. Without ``names`` it is arithmetic of numbers alone.
+    Numbers are plain: ``2.4``, not ``24e-1``. With ``names=False`` only numbers are allowed.
     """
-    if len(text) > MAX_FORMULA or _ODD.search(text):
+    if len(text) > MAX_FORMULA or _AMBIGUOUS.search(text):
         return False
     try:
         tree = _parse(text).body
@@ -110,7 +110,7 @@ def is_formula(text: str, *, names: bool = True) -> bool:
 
 
 def has_names(text: object) -> bool:
-    """Whether text has a letter."""
+    """Return whether text contains a letter."""
     return isinstance(text, str) and any(character.isalpha() for character in text)
 
 
@@ -145,7 +145,7 @@ def _hashable(tree: ast.AST | None) -> Any:
 
 
 def _number(tree: ast.AST) -> int | float:
-    """The value of arithmetic of numbers."""
+    """Return the value of arithmetic with numbers."""
     match tree:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return value
@@ -154,13 +154,13 @@ def _number(tree: ast.AST) -> int | float:
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _BINARY:
             first, second = _number(left), _number(right)
             if _bits(sign, first, second) > _MAX_BITS:
-                raise ValueError(f"not a plain value, but a number of over {_MAX_BITS} bits")
+                raise ValueError(f"not a plain value: a number of over {_MAX_BITS} bits")
             return _BINARY[type(sign)](first, second)
     raise ValueError(f"not a plain value: {ast.unparse(tree)[:60]!r}")
 
 
 def _bits(sign: ast.operator, first: float, second: float) -> int:
-    """At least how many bits the result has."""
+    """Return an upper bound of the number of bits of an integer result."""
     if not isinstance(first, int) or not isinstance(second, int):
         return 0
     if isinstance(sign, ast.LShift):
@@ -177,7 +177,7 @@ def _is_formula(tree: ast.AST, powers: int) -> bool:
         case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
             return _is_formula(operand, powers)
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            # A power of a power of a power has more digits than there is memory.
+            # Nested powers have more digits than fit into memory.
             return powers == 0 and _is_formula(left, 1) and _is_formula(right, 1) and _is_modest(right)
         case ast.BinOp(left=left, op=sign, right=right) if isinstance(sign, _OPERATORS):
             return _is_formula(left, powers) and _is_formula(right, powers)
@@ -191,7 +191,7 @@ def _names(tree: ast.AST) -> set[str]:
 
 
 def _is_modest(tree: ast.AST) -> bool:
-    """Whether an exponent's numbers, multiplied with one another, stay small."""
+    """Return whether the product of an exponent's numbers is small."""
     numbers = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     return math.prod(max(abs(number), 1) for number in numbers if isinstance(number, int | float)) <= _MAX_POWER
 

@@ -1,8 +1,8 @@
-"""Whether a scorer of reasoning-gym can be bought: answers that nobody thought about, tried on a few problems.
+"""Test whether a scorer of reasoning-gym can be exploited, by scoring trivial answers to a few problems.
 
-A policy finds an answer that always wins long before it finds out how to solve a problem. So answers are *canned* (text
-that needs no thought: nothing, ``0``, ``nan``, the question itself, another problem's answer, …) and scored. One that
-wins on most of the problems that it does not answer is a `Finding`.
+A policy finds an answer that always wins long before it learns to solve a problem. So *canned* answers, which need no
+thought (nothing, ``0``, ``nan``, the question itself, the answer to another problem, …), are scored. Those that win on
+problems that they do not answer are reported as `Finding`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from types import ModuleType
 from typing import Any
 
 from explorl.sandbox.codec import decode
-from explorl.tasks.gym.worker import create, packed, scored
+from explorl.tasks.gym.worker import create_dataset, encode_config, score_answer
 
 Entry = Mapping[str, Any]
-Score = Callable[[str, Entry], float]
-"""The score of an answer to a problem, from 0 to 1."""
+ScoreFunction = Callable[[str, Entry], float]
+"""Returns the score of an answer to a problem, from 0 to 1."""
 
 ITEMS = 16
-"""Problems of a sample."""
-FEW = 3
-"""Problems that a canned answer must lose to be given up, of those that it does not answer; and fewest of a sample."""
+"""Number of problems in a sample."""
+MIN_PROBLEMS = 3
+"""Minimum size of a sample, and number of problems after which a canned answer that lost them all is given up."""
 SECONDS = 2.0
-"""Processor time of this thread after which a quick probe draws no more problems; most data sets take far less."""
+"""Processor time of this thread after which a quick probe stops drawing problems; most data sets take far less."""
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_SHOWN = 40
+_MAX_NAME = 40
 CONSTANTS = {
     text: text
     for text in (
@@ -46,12 +46,12 @@ CONSTANTS = {
         *("The answer is 42.", "I do not know"),
     )
 } | {"a long text": "the answer follows from what is given " * 200}
-"""Answers that are the same for every problem, by what they are called."""
+"""Answers that are the same for every problem, by name."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A canned answer, and on how many of the problems that it does not answer it wins."""
+    """A canned answer, its number of wins, and the number of problems that it was tried on and does not answer."""
 
     answer: str
     wins: int
@@ -65,84 +65,88 @@ class Finding:
         return f"{self.answer} wins on {self.wins} of {self.items} problems that it does not answer"
 
 
-def weakness(name: str, config: Mapping[str, Any], threshold: float) -> Finding | None:
-    """By what a data set with these options is refused, found out in about a second and remembered; None: nothing."""
-    return _weakness(name, packed(name, config), threshold)
+def find_weakness(name: str, config: Mapping[str, Any], threshold: float) -> Finding | None:
+    """Return the finding for which a data set with these options is rejected, or None. Takes about a second; cached."""
+    return _weakness(name, encode_config(name, config), threshold)
 
 
 @lru_cache(maxsize=1024)
 def _weakness(name: str, config: str, threshold: float) -> Finding | None:
-    return worst(examined(name, decode(json.loads(config)), threshold))
+    return worst_finding(probe_dataset(name, decode(json.loads(config)), threshold))
 
 
-def examined(name: str, config: Mapping[str, Any], threshold: float = 1.0, *, thorough: bool = False) -> list[Finding]:
-    """`probe` of a data set; one that is ``thorough`` takes its time."""
-    dataset = create(name, config, seed=0, size=ITEMS)
+def probe_dataset(
+    name: str, config: Mapping[str, Any], threshold: float = 1.0, *, thorough: bool = False
+) -> list[Finding]:
+    """Return `probe` of a data set. Unless ``thorough``, slow data sets are tested on fewer problems."""
+    dataset = create_dataset(name, config, seed=0, size=ITEMS)
     with _quiet(sys.modules[type(dataset).__module__]):
-        entries = sample(dataset.__getitem__, seconds=math.inf if thorough else SECONDS)
-        return probe(lambda answer, entry: scored(dataset, answer, entry)[0], entries, threshold, thorough=thorough)
+        entries = sample_entries(dataset.__getitem__, seconds=math.inf if thorough else SECONDS)
+        return probe(
+            lambda answer, entry: score_answer(dataset, answer, entry)[0], entries, threshold, thorough=thorough
+        )
 
 
 @contextmanager
 def _quiet(module: ModuleType) -> Iterator[None]:
-    """Some scorers say what they think of an answer. Only their module is silenced, not what other threads print."""
-    before = vars(module).get("print", print)
+    """Silence ``print`` in a module, because some scorers print comments, but not what other threads print."""
+    original = vars(module).get("print", print)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         vars(module)["print"] = lambda *_, **__: None
         try:
             yield
         finally:
-            vars(module)["print"] = before
+            vars(module)["print"] = original
 
 
-def sample(draw: Callable[[int], Entry], *, most: int = ITEMS, seconds: float = math.inf) -> list[Entry]:
-    """The first problems; where they take long to draw, fewer."""
-    begun = time.thread_time()
+def sample_entries(draw: Callable[[int], Entry], *, most: int = ITEMS, seconds: float = math.inf) -> list[Entry]:
+    """Return the first ``most`` problems, or fewer if drawing them takes longer than ``seconds``."""
+    start = time.thread_time()
     entries: list[Entry] = []
-    while len(entries) < most and (len(entries) < FEW or time.thread_time() - begun < seconds):
+    while len(entries) < most and (len(entries) < MIN_PROBLEMS or time.thread_time() - start < seconds):
         entries.append(draw(len(entries)))
     return entries
 
 
-def probe(score: Score, entries: Sequence[Entry], threshold: float, *, thorough: bool = False) -> list[Finding]:
-    """What each canned answer that wins at all wins, the best first.
+def probe(score: ScoreFunction, entries: Sequence[Entry], threshold: float, *, thorough: bool = False) -> list[Finding]:
+    """Return a finding for each canned answer that wins at least once, the best first.
 
     Unless ``thorough``, a canned answer that loses the first few problems is given up.
     """
     findings = []
-    for name, answers in canned(entries).items():
+    for name, answers in canned_answers(entries).items():
         wins = items = 0
         for answer, entry in zip(answers, entries, strict=True):
-            if answer is None or says_the_same(answer, entry["answer"]):
+            if answer is None or is_same_answer(answer, entry["answer"]):
                 continue
             items += 1
             wins += score(answer, entry) >= threshold
-            if items == FEW and not wins and not thorough:
+            if items == MIN_PROBLEMS and not wins and not thorough:
                 break
         if wins:
             findings.append(Finding(name, wins, items))
     return sorted(findings, key=lambda finding: -finding.share)
 
 
-def worst(findings: Sequence[Finding]) -> Finding | None:
-    """The finding by which a data set is refused: an answer that wins on most problems that it does not answer."""
-    return next((finding for finding in findings if finding.share > 0.5 and finding.items >= FEW), None)
+def worst_finding(findings: Sequence[Finding]) -> Finding | None:
+    """Return the finding for which a data set is rejected: an answer that wins on most problems, or None."""
+    return next((finding for finding in findings if finding.share > 0.5 and finding.items >= MIN_PROBLEMS), None)
 
 
-def canned(entries: Sequence[Entry]) -> dict[str, list[str | None]]:
-    """The canned answers to problems, by what they are called; None where there is none for a problem."""
+def canned_answers(entries: Sequence[Entry]) -> dict[str, list[str | None]]:
+    """Return the canned answers to each problem by name; None if a problem does not have that answer."""
     golds = [entry["answer"] if isinstance(entry["answer"], str) else None for entry in entries]
-    known = list(dict.fromkeys(gold for gold in golds if gold is not None))
+    distinct = list(dict.fromkeys(gold for gold in golds if gold is not None))
     answers: dict[str, list[str | None]] = {
         (repr(text) if name == text else name): [text] * len(entries) for name, text in CONSTANTS.items()
     }
     answers["the question"] = [entry["question"] for entry in entries]
     answers["the last line of the question"] = [entry["question"].strip().rpartition("\n")[2] for entry in entries]
     answers["the answer to the next problem"] = golds[1:] + golds[:1]
-    answers["all answers of the sample"] = [" ".join(known)[:9_000]] * len(entries)
-    for common in sorted(known, key=golds.count)[-2:]:
-        answers.setdefault(repr(common[:_SHOWN]), [common] * len(entries))
+    answers["all answers of the sample"] = [" ".join(distinct)[:9_000]] * len(entries)
+    for common in sorted(distinct, key=golds.count)[-2:]:
+        answers.setdefault(repr(common[:_MAX_NAME]), [common] * len(entries))
     for number in ("0", "nan", "NaN", "inf"):
         name = f"the answer with {number} for each number"
         answers[name] = [_NUMBER.sub(number, gold) if gold and _NUMBER.search(gold) else None for gold in golds]
@@ -155,7 +159,7 @@ def canned(entries: Sequence[Entry]) -> dict[str, list[str | None]]:
 
 
 def _quoted(entry: Entry, key: object) -> str | None:
-    """A text of the metadata that can be copied from the question."""
+    """Return a text of the metadata that also occurs in the question, or None."""
     value = entry["metadata"].get(key)
     if isinstance(value, list | tuple):
         value = max((text for text in value if isinstance(text, str)), key=len, default=None)
@@ -163,7 +167,7 @@ def _quoted(entry: Entry, key: object) -> str | None:
 
 
 def _target(metadata: Mapping[str, Any]) -> str | None:
-    """A number that a search for whole numbers does not see, beside all that shall be used."""
+    """Return the target as ``24e0``, which a search for whole numbers misses, plus zero times the numbers, or None."""
     target, numbers = metadata.get("target"), metadata.get("numbers")
     if not isinstance(target, int) or not isinstance(numbers, list | tuple):
         return None
@@ -176,17 +180,17 @@ def _integral(metadata: Mapping[str, Any]) -> str | None:
     return f"Integral({metadata['integrand']}, {metadata['variable']})"
 
 
-def says_the_same(answer: str, gold: Any) -> bool:
-    """Whether an answer is the right one, or is written differently only in case, spaces or form of a number."""
+def is_same_answer(answer: str, gold: Any) -> bool:
+    """Return whether an answer is the right one, up to case, white space and the notation of a number."""
     if not isinstance(gold, str):
         return False
-    if _plain(answer) == _plain(gold):
+    if _normalize(answer) == _normalize(gold):
         return True
-    numbers = _value(answer), _value(gold)
-    return numbers[0] is not None and numbers[0] == numbers[1]
+    value = _value(answer)
+    return value is not None and value == _value(gold)
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     try:
         return json.dumps(json.loads(text)).casefold()
     except (ValueError, RecursionError):
@@ -195,9 +199,9 @@ def _plain(text: str) -> str:
 
 def _value(text: str) -> Fraction | complex | None:
     text = text.strip().replace(",", "")[:100]
-    for read in (Fraction, lambda text: Fraction(int(text, 0)), lambda text: complex(text.replace("i", "j"))):
+    for convert in (Fraction, lambda text: Fraction(int(text, 0)), lambda text: complex(text.replace("i", "j"))):
         try:
-            return read(text)
+            return convert(text)
         except (ValueError, ZeroDivisionError, OverflowError):
             pass
     return None

@@ -1,4 +1,4 @@
-"""Scores answers to problems of reasoning-gym in processes that are shut in and killed when they take too long."""
+"""Score answers to problems of reasoning-gym in isolated processes, which are killed when they take too long."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from weakref import WeakValueDictionary, finalize
 from explorl.core.text import clean
 from explorl.sandbox.isolated_call import IsolatedFunction, IsolatedResult
 from explorl.tasks.gym.guard import MAX_LENGTH
-from explorl.tasks.gym.worker import Score, modules, packed
+from explorl.tasks.gym.worker import Score, dataset_modules, encode_config
 
 
 class Scorer:
-    """Processes that score the answers to one data set; they end with it."""
+    """Processes that score answers for one data set; they end when this object is deleted."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self._isolated = IsolatedFunction("explorl.tasks.gym.worker:score", setup=dict(setup))
         finalize(self, self._isolated.close)
 
     def score(self, answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Score]:
-        """The scores of answers to problems' data. The same answer to the same problem is scored once."""
+        """Return the score of each pair of an answer and a problem's data; equal pairs are scored once."""
         messages = {
             _key(answer, data): {"answer": answer, "entry": dict(data)}
             for answer, data in answers
             if len(answer) <= MAX_LENGTH
         }
         replies = self._isolated.call_many(messages.values()) if messages else []
-        scores = dict(zip(messages, map(_understood, replies), strict=True))
+        scores = dict(zip(messages, map(_to_score, replies), strict=True))
         too_long = 0.0, f"an answer of over {MAX_LENGTH} characters"
         return [scores.get(_key(answer, data), too_long) for answer, data in answers]
 
 
 def shared_scorer(name: str, config: Mapping[str, Any]) -> Scorer:
-    """One scorer for all tasks that have the same data set with the same options."""
-    key = name, packed(name, config)
+    """Return the scorer of a data set, the same for all tasks with equal options."""
+    key = name, encode_config(name, config)
     scorer = _SHARED.get(key)
     if scorer is None:
-        scorer = _SHARED[key] = Scorer({"name": name, "config": key[1], "modules": modules(name, config)})
+        scorer = _SHARED[key] = Scorer({"name": name, "config": key[1], "modules": dataset_modules(name, config)})
     return scorer
 
 
@@ -49,8 +49,8 @@ def _key(answer: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
     return answer, data["question"], data["answer"], data["metadata"]
 
 
-def _understood(reply: IsolatedResult) -> Score:
-    """A score, whatever a process replied."""
+def _to_score(reply: IsolatedResult) -> Score:
+    """Return the score in a reply, or 0 with an error if it is not a score."""
     if reply.error is not None:
         return 0.0, f"the scorer {reply.error}"
     try:

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from explorl.core.plugins import unknown
+from explorl.tasks.answer_span import last_boxed, last_hash
 from explorl.tasks.base import Message, Problem, Prompt, completion_text
-from explorl.tasks.boxed import last_boxed, last_hash
 from explorl.tasks.choice.letters import LETTERS
 from explorl.tasks.code.extract import defines
 from explorl.tasks.json_lines import short_repr

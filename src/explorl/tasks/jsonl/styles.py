@@ -18,9 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from explorl.tasks.boxed import last_boxed, last_hash
+from explorl.tasks.answer_span import last_answer, last_boxed, last_hash, read_completion
 from explorl.tasks.jsonl.numbers import last_number
-from explorl.tasks.tags import last_answer, read
 
 
 class Style(NamedTuple):
@@ -52,7 +51,7 @@ class StatedAnswer(NamedTuple):
 
 def extract_answer(completion: str | bytes, style: str, *, opened: bool = False) -> StatedAnswer:
     """Return the answer of a completion. ``opened``: the prompt opened ``<think>``, so the completion must close it."""
-    text, is_whole = read(completion)
+    text, is_whole = read_completion(completion)
     _, closing_tag, visible = text.rpartition("</think>")
     answer, count = _answer_and_count(visible, style)
     if answer is None or not answer.strip():

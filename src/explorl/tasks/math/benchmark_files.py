@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from explorl.tasks.boxed import last_boxed, last_hash
+from explorl.tasks.answer_span import last_boxed, last_hash
 from explorl.tasks.json_lines import Record, group_by_split, read_records, short_repr, split_files
 from explorl.tasks.stable_random import shuffled
 

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from explorl.core.plugins import unknown
+from explorl.tasks.answer_span import last_boxed, last_hash, read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
-from explorl.tasks.boxed import last_boxed, last_hash
 from explorl.tasks.math.benchmark_files import SOURCES, BenchmarkProblem, read_folder, read_hub
 from explorl.tasks.math.judge import shared_judge
 from explorl.tasks.math.normalize import MAX_LENGTH, normalize
-from explorl.tasks.tags import read
 
 STYLES: Mapping[str, str] = {
     "boxed": "Please reason step by step, and put your final answer within \\boxed{}.",
@@ -36,7 +35,7 @@ def read_answer(completion: str | bytes, style: str = "boxed") -> tuple[str | No
 
     Only the end of a completion beyond a million characters is read, and it is not well-formed.
     """
-    text, is_whole = read(completion)
+    text, is_whole = read_completion(completion)
     answer, count = last_boxed(text) if style == "boxed" else last_hash(text)
     if not answer:
         return None, False

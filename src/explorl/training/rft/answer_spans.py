@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 
 from explorl.tasks import Prompt, Task
-from explorl.tasks.boxed import boxes
-from explorl.tasks.marks import BOXED, asked_mark
+from explorl.tasks.answer_span import BOXED, box_spans, requested_mark
 from explorl.tasks.math.task import Math
 
 _TAG = re.compile(r"<([A-Za-z][\w-]*)>")
@@ -21,7 +20,7 @@ def answer_mark(task: Task, prompt: Prompt) -> str | None:
     if declared:
         return str(declared)
     text = prompt if isinstance(prompt, str) else "\n".join(str(message.get("content") or "") for message in prompt)
-    return asked_mark(text) or (BOXED if isinstance(task, Math) else None)
+    return requested_mark(text) or (BOXED if isinstance(task, Math) else None)
 
 
 def first_answer_end(text: str, mark: str) -> int | None:
@@ -31,7 +30,7 @@ def first_answer_end(text: str, mark: str) -> int | None:
     answers do not count.
     """
     if mark.rstrip("{ ") == r"\boxed":
-        return next((_after(text, span) for span in boxes(text) if span and text[slice(*span)].strip()), None)
+        return next((_after(text, span) for span in box_spans(text) if span and text[slice(*span)].strip()), None)
     tag = _TAG.fullmatch(mark.strip())
     closing = f"</{tag[1]}>" if tag else "\n"
     start = text.find(mark)
