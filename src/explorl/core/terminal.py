@@ -49,7 +49,7 @@ class ProgressLines:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a line."""
+        """True if it is time for a line."""
         return self.shown and (self._last is None or self.clock() - self._last >= LINE_SECONDS)
 
     def say(self, text: str) -> None:

@@ -61,7 +61,7 @@ class Branching:
 
     @property
     def never(self) -> bool:
-        """Whether the probability is always 0, as H / ln V is at most 1."""
+        """True if the probability is always 0, as H / ln V is at most 1."""
         return self.base + self.weight <= 0
 
     def at_first(self, n: int) -> int:
@@ -126,7 +126,7 @@ class _BranchGroup:
     forks: int = 0
     """How many of ``rows`` are forks; they come last."""
     open: bool = True
-    """Whether there is anything left to decide."""
+    """True if there is anything left to decide."""
 
 
 class BranchTree:
@@ -166,7 +166,7 @@ class BranchTree:
 
     @property
     def open(self) -> bool:
-        """Whether there is anything left to decide."""
+        """True if there is anything left to decide."""
         return any(group.open for group in self._groups)
 
     def update(self, ended: Sequence[int]) -> list[int]:

@@ -46,7 +46,7 @@ class Plan:
     work_bytes: int
     """State, logits, activations and what the libraries take; see `work_bytes`."""
     split: bool
-    """Whether requests may have to wait for memory, not only because of the caller's ``batch_size``."""
+    """True if requests may have to wait for memory, not only because of the caller's ``batch_size``."""
     page: int = 0
     """Tokens in a page; 0 if rows have spans, as on the CPU."""
     pages: int = 0
@@ -55,7 +55,7 @@ class Plan:
     entries: int = 0
     """Prompts stored at once, if rows have spans."""
     joined: bool = False
-    """Whether every span begins with a copy of its prompt."""
+    """True if every span begins with a copy of its prompt."""
     weight_bytes: int = 0
     """Memory of copied weights; see `explorl.modeling.onednn_ops`."""
 

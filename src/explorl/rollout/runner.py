@@ -189,7 +189,7 @@ class Runner:
 
     @property
     def shares(self) -> bool:
-        """Whether sequences with the same tokens are decoded as one row."""
+        """True if sequences with the same tokens are decoded as one row."""
         return self.device.type == "cpu" and not self.use_graphs and not self.plan.pages
 
     def run(self, layout: Layout, length: int, even: bool, steps: int, active: Active) -> None:

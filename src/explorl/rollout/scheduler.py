@@ -75,7 +75,7 @@ class Scheduler:
         """Sequences that have ended and whose keys and values are kept, by number, the longest ago first."""
         self.resting_bytes = 0
         self.paged = self.certain = False
-        """Whether sequences have pages; whether they end only at their limits."""
+        """True if sequences have pages; whether they end only at their limits."""
         self._pending: tuple[np.ndarray, Download] | None = None
         """The owners and the states of the slots after steps that have not been read back."""
         self._finished: list[FinishedSequences] = []
@@ -97,7 +97,7 @@ class Scheduler:
         self.offsets = np.zeros(slots, dtype=np.int64)
         """Tokens of each slot's prompt, without the last."""
         self.crowded = False
-        """Whether a sequence has been evicted since one last ended."""
+        """True if a sequence has been evicted since one last ended."""
         self.stops = StopStrings(self.strings, self.tokenizer, slots)
         # If `keep` is off, no caller waits for a row that has stopped, and rows are collected a few steps later.
         early = self.kind == "cpu" and self.keep
@@ -131,7 +131,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything left to sample or to read back."""
+        """True if there is anything left to sample or to read back."""
         return bool(self.waiting or self._pending or self._finished) or bool((self.owner >= 0).any())
 
     def enqueue(self, *sequences: SequenceState) -> None:

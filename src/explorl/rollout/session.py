@@ -76,7 +76,7 @@ class Session:
         self.steps = 0
         """Steps decoded so far, each of up to one token per row."""
         self.sampling = False
-        """Whether `step` or `run` is running, as when ``on_finish`` is called."""
+        """True if `step` or `run` is running, as when ``on_finish`` is called."""
         self.prompt_ids: list[list[int]] = []
         """Tokens of each prompt, by `Rollout.prompt_index`."""
 
@@ -257,7 +257,7 @@ class Session:
 
     @property
     def running(self) -> bool:
-        """Whether a row is unfinished, or has ended without having been returned by `step`."""
+        """True if a row is unfinished, or has ended without having been returned by `step`."""
         return not self._closed and (self._unfinished or any(not s.cancelled for s in self._ended))
 
     @property
@@ -401,7 +401,7 @@ class Session:
 
     @property
     def _certain(self) -> bool:
-        """Whether rows end only at their limits, apart from errors."""
+        """True if rows end only at their limits, apart from errors."""
         return not any(self._tables.stops) and not any(self._strings)
 
     def _enqueue(self, rows: Sequence[int]) -> None:

@@ -57,7 +57,7 @@ class StopStrings:
 
     @cached_property
     def swallows(self) -> bool:
-        """Whether an incomplete character hides the bytes before it, newlines included, as in SentencePiece."""
+        """True if an incomplete character hides the bytes before it, newlines included, as in SentencePiece."""
         pair = self.tokenizer.convert_tokens_to_ids(["<0x0A>", "<0xF0>"])
         newline = "" if None in pair else self.tokenizer.decode(pair[:1])
         return "\n" in newline and "\n" not in self.tokenizer.decode(pair)

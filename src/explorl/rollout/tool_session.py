@@ -148,7 +148,7 @@ class ToolSession:
 
     @property
     def running(self) -> bool:
-        """Whether a row is unfinished or waits for a call."""
+        """True if a row is unfinished or waits for a call."""
         return bool(self._waiting) or self._session.running
 
     def run(self) -> None:

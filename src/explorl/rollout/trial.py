@@ -41,9 +41,9 @@ class ExecutionMode(NamedTuple):
     """How the engine computes a model."""
 
     unrolled: bool
-    """Whether the model's layers are unrolled."""
+    """True if the model's layers are unrolled."""
     kernels: bool
-    """Whether Triton kernels are used."""
+    """True if Triton kernels are used."""
 
 
 @dataclass(frozen=True)

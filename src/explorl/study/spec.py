@@ -225,7 +225,7 @@ class Study:
 
     @property
     def needs_solve_rates(self) -> bool:
-        """Whether an arm needs the solve rates of the starting policy."""
+        """True if an arm needs the solve rates of the starting policy."""
         strategies = [arm.config["strategies"] for arm in self.arms]
         return _with_rates(strategies, ANY_RATES) != strategies
 

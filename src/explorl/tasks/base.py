@@ -78,7 +78,7 @@ class Task(ABC):
     """The task's name in tables and folders; by default the name of its class."""
     splits: ClassVar[tuple[str, ...]] = ("sft", "train", "holdout")
     reads_files: ClassVar[bool] = True
-    """Whether ``data_dir`` can name the folder of its problems; False if they are generated."""
+    """True if ``data_dir`` can name the folder of its problems; False if they are generated."""
     templates: ClassVar[tuple[str, ...]] = ()
     """Names that `prompt` accepts; the first is the default. Empty if there is only one template."""
     reward_parts: ClassVar[Mapping[str, float]] = {"correctness": 1.0, "format": 0.1}
@@ -86,7 +86,7 @@ class Task(ABC):
     correct_part: ClassVar[str] = "correctness"
     """The name in ``reward_parts`` that tells whether an answer is correct: it is if that part, unweighted, is 1.0."""
     has_answers: ClassVar[bool] = True
-    """Whether the verdicts of `verify` contain the answer (`Verdict.answer`)."""
+    """True if the verdicts of `verify` contain the answer (`Verdict.answer`)."""
 
     @abstractmethod
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:

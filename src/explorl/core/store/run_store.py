@@ -136,7 +136,7 @@ class RunStore:
 
     @property
     def has_steps(self) -> bool:
-        """Whether anything has been trained here, or sampled to train on."""
+        """True if anything has been trained here, or sampled to train on."""
         lines = any(line.get("kind") == "train" for line in self.metrics())
         parts = (*self.checkpoints.glob("checkpoint-*"), *self.folder.glob("iterations/iteration-*"))
         return lines or bool(parts) or (self.folder / "model").exists()

@@ -57,7 +57,7 @@ class Chain:
 
     @property
     def idle(self) -> bool:
-        """Whether it changes no distribution."""
+        """True if it changes no distribution."""
         cuts = self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.bottom_p < 1
         return not cuts and not self.temperatures and self.only < 0
 

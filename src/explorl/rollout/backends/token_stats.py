@@ -129,7 +129,7 @@ class _SamplingLogps:
 
     @property
     def needed(self) -> bool:
-        """Whether log q differs from log π."""
+        """True if log q differs from log π."""
         return self.cuts or self.penalised or self.bias is not None
 
     def __call__(self, row: Tensor, column: Tensor, logits: Tensor) -> None:

@@ -24,9 +24,9 @@ class Grouping:
     length: int
     """Number of prompt positions to read."""
     even: bool
-    """Whether all prompts have that length."""
+    """True if all prompts have that length."""
     ordered: bool
-    """Whether the rows are already in the order of ``members``."""
+    """True if the rows are already in the order of ``members``."""
     _orders: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod

@@ -66,7 +66,7 @@ class PageMemory:
         self.page_counts = np.zeros(slots, dtype=np.int64)
         """Number of pages of each slot."""
         self._stale = True
-        """Whether the tables on the device are out of date."""
+        """True if the tables on the device are out of date."""
 
     @property
     def free(self) -> np.ndarray:

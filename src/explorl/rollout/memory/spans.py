@@ -55,7 +55,7 @@ class SpanMemory:
 
     @property
     def shares(self) -> bool:
-        """Whether several slots may share a row."""
+        """True if several slots may share a row."""
         return self.rows.share
 
     # Slots

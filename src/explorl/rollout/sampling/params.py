@@ -50,7 +50,7 @@ class SamplingParams:
     bottom_p_frequency: PerRow = 1.0
     """Probability of applying bottom-p."""
     bottom_p_per: Literal["token", "sequence"] = "token"
-    """Whether to decide about applying bottom-p for every token or once per sequence."""
+    """True if to decide about applying bottom-p for every token or once per sequence."""
     max_tokens: int | Sequence[int] = 256
     """Largest number of completion tokens."""
     stop: str | Sequence[str] | Sequence[Sequence[str]] = ()
@@ -99,7 +99,7 @@ class SamplingParams:
 
     @property
     def constrained(self) -> bool:
-        """Whether some tokens are biased or excluded."""
+        """True if some tokens are biased or excluded."""
         return bool(self.logit_bias) or bool(self.banned_tokens) or self.allowed_tokens is not None
 
     def rows(self, prompts: int, n: int) -> Mapping[str, np.ndarray]:
@@ -205,7 +205,7 @@ class Active:
     min_p_mass: float = 0.0
     bias: bool = False
     stop_sets: bool = False
-    """Whether requests have different stop tokens."""
+    """True if requests have different stop tokens."""
     logprobs: int = 0
     """How many of the most likely tokens are recorded at each position."""
 
@@ -234,7 +234,7 @@ class Active:
 
     @property
     def warps(self) -> bool:
-        """Whether the distribution sampled from differs from the policy at the row's temperature."""
+        """True if the distribution sampled from differs from the policy at the row's temperature."""
         return self.bias or self.repetition or self.top_k or self.top_p or self.min_p or self.bottom_p
 
     def __str__(self) -> str:

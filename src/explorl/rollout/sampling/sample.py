@@ -92,7 +92,7 @@ class SampledToken(NamedTuple):
     branching: Int[Tensor, " rows"]
     """Size of the smallest set of top tokens with mass ≥ 0.95, at temperature 1."""
     broken: Bool[Tensor, " rows"]
-    """Whether the logits contain NaN or +inf."""
+    """True if the logits contain NaN or +inf."""
     min_p_mass: Float[Tensor, " rows"] | None = None
     """Mass of the min-p set, 0 if the token is not in it; None if it is not recorded."""
 

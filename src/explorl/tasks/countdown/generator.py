@@ -62,7 +62,7 @@ class Space:
 
     @property
     def listable(self) -> bool:
-        """Whether `list_puzzles` lists the space in seconds."""
+        """True if `list_puzzles` lists the space in seconds."""
         size = self.numbers[1] - self.numbers[0] + 1
         low, high = self.operands
         return high <= 3 and sum(math.comb(size + n - 1, n) for n in range(low, high + 1)) <= _MAX_LISTED

@@ -30,7 +30,7 @@ class Number(NamedTuple):
     unit: str = ""
     """A unit, such as "dollar", or a unit that is itself a number, such as "dozen"; empty if there is none."""
     is_rounded: bool = False
-    """Whether the text says that the value is approximate."""
+    """True if the text says that the value is approximate."""
 
 
 # ---------------------------------------------------------------------------- numerals

@@ -65,7 +65,7 @@ class Jsonl(Task):
     tolerance: float = 0.0
     """The largest allowed distance of a number from the right one."""
     ignore_case: bool = True
-    """Whether ``exact`` accepts "paris" for "Paris"."""
+    """True if ``exact`` accepts "paris" for "Paris"."""
     seed: int = 0
     """Seed that selects the rows to hold out of a single file."""
     seconds: float = 5.0

@@ -32,7 +32,7 @@ _WRONG_ANSWER = "another answer than the right one"
 
 
 class CheckedAnswer(NamedTuple):
-    """Whether a stated answer is right; its normal form; and an error if it is wrong."""
+    """True if a stated answer is right; its normal form; and an error if it is wrong."""
 
     correct: bool
     answer: str | None

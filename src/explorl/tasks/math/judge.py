@@ -30,7 +30,7 @@ _MAX_CACHED = 1 << 16
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether an answer equals the right one, and an error if it could not be compared."""
+    """True if an answer equals the right one, and an error if it could not be compared."""
 
     same: bool
     error: str | None = None

@@ -241,7 +241,7 @@ class _Evaluation:
     ) -> None:
         self.config, self.store, self.trainer, self.policy, self.console = config, store, trainer, policy, console
         self._has_named = False
-        """Whether the task and the strategies have been sent to the trackers."""
+        """True if the task and the strategies have been sent to the trackers."""
 
     @property
     def ends(self) -> bool:

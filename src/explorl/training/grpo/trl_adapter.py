@@ -335,7 +335,7 @@ class GRPOAdapter(GRPOTrainer):
     stop_strings: tuple[str, ...] = ()
     """Strings that end a completion."""
     stopped: list[bool]
-    """Whether a stop string has ended the completion, for each row of this process in the latest generation batch."""
+    """True if a stop string has ended the completion, for each row of this process in the latest generation batch."""
 
     @property
     def samples_with_whole_weights(self) -> bool:

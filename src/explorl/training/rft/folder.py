@@ -72,7 +72,7 @@ class IterationFolder:
     # ------------------------------------------------------------------ filtering
     @property
     def is_selected(self) -> bool:
-        """Whether all files of `write_selection` exist."""
+        """True if all files of `write_selection` exist."""
         names = ("dropped.parquet", "selected.parquet")
         return self.selection_path.exists() and all((self.folder / name).exists() for name in names)
 

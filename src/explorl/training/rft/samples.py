@@ -29,7 +29,7 @@ class Sample:
     branching: float | None = None
     """Mean branching factor; None if not recorded."""
     finished: bool = True
-    """Whether it ended before the length limit."""
+    """True if it ended before the length limit."""
     answer_end: int | None = None
     """Where its first complete answer ends, in characters; None without one."""
     cut: Sample | None = None
