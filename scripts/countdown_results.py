@@ -135,7 +135,7 @@ def turned(one: Record, start: Record) -> list[str]:
 
 
 def errors(evaluations: Sequence[Record]) -> Iterator[str]:
-    """Yield Mecklenburg's Figure 6 as a table: the share of right answers by operands and operations; and the errors."""
+    """Yield Mecklenburg's Figure 6 as a table: the share of right answers by operands and operations, and errors."""
     for one in evaluations:
         if (one["problems_of"], one["protocol"]) == ("test", "mecklenburg"):
             yield f"{one['model']}:"
