@@ -172,7 +172,7 @@ def profile(trainer: Any) -> None:
 
 def candidates(options: argparse.Namespace) -> list[Candidate]:
     fast = {"gradient_checkpointing": False, "train_sampling_strategy": "group_by_length"}
-    found = [Candidate("SFTTrainer, as it comes", SFTTrainer, 8, steps=max(options.steps // 4, 1))]
+    found = [Candidate("SFTTrainer, defaults", SFTTrainer, 8, steps=max(options.steps // 4, 1))]
     for rows in options.micro:
         found.append(Candidate(f"SFTTrainer, fast settings, {rows} rows", SFTTrainer, rows, fast))
     free = {"gradient_checkpointing": False, "padding_free": True, "max_length": None}
