@@ -289,13 +289,13 @@ class Bench:
             before = state.ints.clone()
 
             def ways(active: Active) -> Callable[[], None]:
-                def sample_anew() -> None:
+                def sample_again() -> None:
                     state.ints.copy_(before)
                     if active.by_position:
                         state.temper()
                     sample(logits, state, active, row_of)
 
-                return sample_anew
+                return sample_again
 
             sums[-1] += added(ways(active), ways(Active()), self.repeats)
             ways(active)()

@@ -42,21 +42,21 @@ REASONS = [
 INTRO = """\
 # Models
 
-*Engine* is Explorl's own sampling engine and *training pass* its packed pass over a batch without padding. Each is compared
-with the model before its first use. *Right* means that log-probabilities (in training also gradients) equal those of the
-model's own forward pass on each sequence alone, within {tolerance:g} in float32. If the engine is *refused*, completions are
-sampled with `model.generate`. If the training pass *steps aside*, TRL's padded pass is used. One warning gives the reason,
-and you need not set anything.
+*Engine* is Explorl's own sampling engine and *training pass* its packed pass over a batch without padding. Each is
+compared with the model before its first use. *Right* means that log-probabilities (in training also gradients) equal
+those of the model's own forward pass on each sequence alone, within {tolerance:g} in float32. If the engine is
+*refused*, completions are sampled with `model.generate`. If the training pass *steps aside*, TRL's padded pass is
+used. One warning gives the reason, and you need not set anything.
 
 An *unrolled* pass runs Explorl's own version of the layers, which is faster still. A path that is right *up to* a
-length of the configuration is used as long as the longest prompt and the longest completion of a batch together are no
-longer. The column *TRL* shows the limits of TRL's own pass, which is used after stepping aside: *padding* if its padded
-rows differ from the model on each sequence alone, *head* if its fused head omits something that the model does to its
-logits, or fails.
+length of the configuration is used as long as the longest prompt and the longest completion of a batch together are
+no longer. The column *TRL* shows the limits of TRL's own pass, which is used after stepping aside: *padding* if its
+padded rows differ from the model on each sequence alone, *head* if its fused head omits something that the model does
+to its logits, or fails.
 
-The models are tiny, with random weights, on the CPU. The sequences are longer than all windows, chunks and original context
-lengths, which here are {near} to {far} tokens. A name such as `mistral/full` is another configuration of `mistral`:
-see `tests/modeling/zoo.py`. *Layers* lists the classes that mix tokens, and kinds of layers.
+The models are tiny, with random weights, on the CPU. The sequences are longer than all windows, chunks and original
+context lengths, which here are {near} to {far} tokens. A name such as `mistral/full` is another configuration of
+`mistral`: see `tests/modeling/zoo.py`. *Layers* lists the classes that mix tokens, and kinds of layers.
 
 {date}{day}.
 
