@@ -1,12 +1,12 @@
-"""The engine beside vLLM and `generate`, from 135 million to 7 billion parameters: the table of docs/performance.md.
+"""Compare the engine with vLLM and `generate`, from 135 million to 7 billion parameters, for docs/performance.md.
 
-    python benchmarks/engines.py OUT                          # all that OUT has no result of yet; about 15 minutes
+    python benchmarks/engines.py OUT                          # all results missing from OUT; about 15 minutes
     python benchmarks/engines.py OUT --only 135m vllm         # those with both in their names
-    python benchmarks/engines.py OUT --show                   # the table of what is there
+    python benchmarks/engines.py OUT --show                   # the table of the existing results
     python benchmarks/engines.py OUT --vllm-path FOLDER       # where vLLM is, if it is not installed
 
-Every contender has a process of its own and leaves OUT/<name>.json, and its output in OUT/<name>.log. One that fails is
-said at the end, and the others go on; a second run measures only what is missing.
+Each contender runs in its own process and writes OUT/<name>.json, and its output to OUT/<name>.log. If one fails, the
+others continue, and it is reported at the end; a second run measures only what is missing.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Load:
-    """What all contenders sample: so many requests, 16 to a prompt of 64 tokens."""
+    """The load that all contenders sample: a number of requests, 16 per prompt of 64 tokens."""
 
     name: str
     shape: str
     requests: int
     tokens: str
-    """For each request; a number, or the name of a spread."""
+    """Tokens per request: a number, or the name of a distribution."""
     repeats: int = 3
     generate: bool = False
-    """Whether `generate` is asked too; with uneven lengths and long ones it takes minutes."""
+    """Whether to run `generate` too; with uneven or long completions it takes minutes."""
 
     @property
     def key(self) -> str:
@@ -53,7 +53,7 @@ LOADS = (
 
 
 def contenders(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
-    """Names and commands."""
+    """Return the name and command of each contender."""
     shapes = dict.fromkeys(load.shape for load in LOADS)
     common = ["--device", options.device, "--dtype", options.dtype]
     for load in LOADS:
@@ -73,9 +73,9 @@ def contenders(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", nargs="*", default=[], metavar="TEXT", help="contenders with all of these in a name")
+    parser.add_argument("--only", nargs="*", default=[], metavar="TEXT", help="only names with all of these")
     parser.add_argument("--show", action="store_true", help="print the table and measure nothing")
-    parser.add_argument("--vllm-path", type=Path, help="a folder with vLLM, before all others on its path")
+    parser.add_argument("--vllm-path", type=Path, help="folder that contains vLLM; it comes first on the path")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     options = parser.parse_args()
@@ -88,7 +88,7 @@ def main() -> int:
 
 
 def run(name: str, command: list[str], options: argparse.Namespace) -> bool:
-    """Whether there is a result of it in the end."""
+    """Run a contender and return whether it wrote a result."""
     file = options.out / f"{name}.json"
     if file.exists() or not all(text in name for text in options.only):
         return True
@@ -112,7 +112,7 @@ def run(name: str, command: list[str], options: argparse.Namespace) -> bool:
 
 
 def table(out: Path) -> Iterator[str]:
-    """Tokens per second of each load, and how far the engine is from the memory's roofline and from its own plan."""
+    """Return the tokens per second of each load, and the engine's share of the memory roofline and of its plan."""
     columns = ("engine, tokens/s", "of the roofline", "peak / planned MiB", "`generate`")
     columns += ("vLLM", "with log π", "tuned", "with log π")
     yield f"| load | {' | '.join(columns)} |"

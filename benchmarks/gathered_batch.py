@@ -1,21 +1,21 @@
-"""What strategies cost on several processes: the batch gathered on each of them, against each keeping to its own rows.
+"""Measure the cost of strategies on several processes: with the whole batch gathered, and on each process's own rows.
 
     python benchmarks/gathered_batch.py --json gathered.json                          # two and four gloo processes
     python benchmarks/gathered_batch.py --processes 2 --shapes 64x2048 --strategies egsw
     python benchmarks/gathered_batch.py --processes 1 --shapes 1024x16384 16x16384 --device cuda
 
-For each number of processes and each shape of the whole batch (answers × tokens), fresh processes make a `Batch` of
-random records, let the strategies act on it and put the result back, as `ExplorationTrainer` does in each step: once
-with the whole batch gathered, once on parts. Of each process, and of the one with most:
+For each number of processes and each shape of the whole batch (completions × tokens), new processes make a `Batch` of
+random token statistics, apply the strategies and put the result back, as `ExplorationTrainer` does in each step: once
+with the whole batch gathered, once on parts. Reported for each process, and for the one with the highest value:
 
 - batch: bytes of the `Batch` itself;
-- peak: the most memory above what was there before the step (resident on a CPU, allocated on a GPU);
-- sent: bytes that it must send, counted at every collective: x · (P − 1) where x bytes are gathered, and
-  2x · (P − 1)/P where they are reduced, which is what a ring needs;
-- calls: collectives;
-- seconds: of a step, the second of two. On cores that processes share it says little.
+- peak: the peak of memory above the level before the step (resident on a CPU, allocated on a GPU);
+- sent: bytes that it must send, counted at every collective: x · (P − 1) if x bytes are gathered, and
+  2x · (P − 1)/P if they are reduced, as in a ring;
+- calls: number of collectives;
+- seconds: time of a step, the second of two. It says little if processes share cores.
 
-The results of both are compared, and the largest difference is told.
+The results of both ways are compared, and the largest difference is reported.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Cell:
 
 @dataclass
 class Cost:
-    """What a step took, on one process."""
+    """The cost of a step on one process."""
 
     batch: int
     peak: int
@@ -81,7 +81,7 @@ class Cost:
 
 
 def own_rows(cell: Cell, place: int) -> tuple[TokenStats, dict[str, Tensor], Tensor]:
-    """Records and TRL's dictionary of this process's rows, and the rewards of all; the same however many there are."""
+    """Return token statistics and TRL's dictionary of this process's rows, and the rewards of all rows."""
     count = cell.rows // cell.processes
     rewards = (torch.randn(cell.rows, generator=torch.Generator().manual_seed(0)) > 0).float().to(cell.device)
     advantages = grpo_advantages(rewards, torch.arange(cell.rows, device=cell.device) // GENERATIONS)
@@ -108,7 +108,7 @@ def own_rows(cell: Cell, place: int) -> tuple[TokenStats, dict[str, Tensor], Ten
 
 
 def step(cell: Cell, place: int, rows: tuple[TokenStats, dict[str, Tensor], Tensor]) -> tuple[Batch, dict[str, Any]]:
-    """What the trainer does once a batch is sampled."""
+    """Do what the trainer does after sampling a batch."""
     recorded, output, rewards = rows[0], dict(rows[1]), rows[2]
     count = cell.rows // cell.processes
     batch = generation_batch(
@@ -131,18 +131,18 @@ def step(cell: Cell, place: int, rows: tuple[TokenStats, dict[str, Tensor], Tens
     return batch, output
 
 
-# ---------------------------------------------------------------- what is measured
+# ---------------------------------------------------------------- measurements
 
 
 class Traffic:
-    """Bytes that this process must send, and calls."""
+    """Counts the bytes that this process must send, and its calls."""
 
     def __init__(self) -> None:
         self.sent = self.calls = 0
 
     @contextmanager
     def counted(self, processes: int) -> Iterator[None]:
-        """Counts where tensors are handed to the backend; what gathers objects does so by tensors too."""
+        """Count tensors passed to the backend; objects are gathered as tensors, too."""
         names = {"all_gather": 1, "all_reduce": 0}
         homes = (dist, dist.distributed_c10d)
         before = {(home, name): getattr(home, name) for home in homes for name in names}
@@ -166,7 +166,7 @@ class Traffic:
 
 
 class Memory:
-    """The most memory in use above what was there at the start."""
+    """Measures the peak of memory above the level at the start."""
 
     def __init__(self, device: str) -> None:
         self.cuda = device.startswith("cuda")
@@ -174,7 +174,7 @@ class Memory:
             torch.cuda.reset_peak_memory_stats()
             self.start = torch.cuda.memory_allocated()
         else:
-            Path("/proc/self/clear_refs").write_text("5")  # begins the peak anew
+            Path("/proc/self/clear_refs").write_text("5")  # reset the peak
             self.start = _resident("VmRSS")
 
     def above(self) -> int:
@@ -187,7 +187,7 @@ def _resident(field: str) -> int:
 
 
 def measured(cell: Cell, place: int) -> tuple[Cost, dict[str, Any]]:
-    """A step for its memory, and a second one for its traffic and time."""
+    """Measure the memory of one step, and the traffic and time of a second one."""
     rows = own_rows(cell, place)
     memory = Memory(cell.device)
     batch, output = step(cell, place, rows)
@@ -244,7 +244,7 @@ def run(cell: Cell) -> tuple[list[Cost], list[dict[str, Any]]]:
 
 
 def difference(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> float:
-    """The largest difference between what two ways put back."""
+    """Return the largest difference between the results of the two ways."""
     return max(
         float((mine[name].double() - theirs[name].double()).abs().max())
         for mine, theirs in zip(one, other, strict=True)
@@ -258,7 +258,7 @@ def difference(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -
 def compared(processes: int, shape: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     rows, tokens = map(int, shape.split("x"))
     if rows % processes or rows % GENERATIONS:
-        raise SystemExit(f"--shapes {shape}: {rows} answers cannot be dealt to {processes} processes in groups of 8")
+        raise SystemExit(f"--shapes {shape}: {rows} rows cannot be divided among {processes} processes in groups of 8")
     found, outputs = [], []
     for gathered in [True] if processes == 1 else [True, False]:
         cell = Cell(processes, rows, tokens, gathered, tuple(options.strategies), options.device)
@@ -283,9 +283,9 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--shapes", nargs="+", default=["64x1024", "128x2048", "128x8192"], help="answers x tokens")
+    parser.add_argument("--shapes", nargs="+", default=["64x1024", "128x2048", "128x8192"], help="completions x tokens")
     parser.add_argument("--strategies", nargs="+", default=list(COMPANY))
-    parser.add_argument("--device", default="cpu", help="of a single process; several run on the CPU")
+    parser.add_argument("--device", default="cpu", help="device of a single process; several run on the CPU")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.device != "cpu" and options.processes != [1]:

@@ -1,12 +1,12 @@
-"""What interpreters cost: a call beyond the code's own time, a start, and memory while they wait.
+"""Measure interpreters: the overhead of a call, the time to start, and memory while they wait.
 
     python benchmarks/interpreter.py                    200 interpreters, 3 calls each
     python benchmarks/interpreter.py --interpreters 20
 
-Calls one by one are timed by the caller, less the time that the code takes by itself; on a busy machine the least is
-what a call costs, and the rest is waiting for a processor. Processor time is that of the caller and of all processes of
-the interpreter, the code's own included. Memory is what each interpreter's processes have for themselves (private
-pages), the fork server's being shared; what the kernel keeps for it comes on top.
+Single calls are timed by the caller, minus the time of the code itself; on a busy machine the minimum is the cost of a
+call, and the rest is waiting for a processor. Processor time includes the caller and all processes of the interpreter,
+with the code itself. Memory is the private pages of each interpreter's processes, without the pages shared with the
+fork server and without the kernel's own memory.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ CELLS = {
     "4,000 characters": (0.0, "'x' * 3998"),
     "10 ms of work": (BUSY, f"import time\nend = time.perf_counter() + {BUSY}\nwhile time.perf_counter() < end: pass"),
 }
-"""Seconds that the code takes by itself, and the code."""
+"""Seconds that the code itself takes, and the code."""
 
 
 def calls(count: int) -> list[list[Any]]:
-    """Milliseconds beyond the code's own time, of calls one by one."""
+    """Return the overhead of single calls, in milliseconds."""
     rows: list[list[Any]] = []
     with InterpreterPool(InterpreterLimits(calls=len(CELLS) * (count + 1))) as pool:
         python = pool.open()
@@ -55,7 +55,7 @@ def calls(count: int) -> list[list[Any]]:
 
 
 def side_by_side(count: int, rounds: int) -> list[list[Any]]:
-    """Many at once: their start, memory while they wait, their calls, and their end."""
+    """Measure many interpreters at once: start, memory while they wait, calls and end."""
     with InterpreterPool(InterpreterLimits(calls=rounds + 1), warm=0) as pool:
         start = time.perf_counter()
         opened = [pool.open() for _ in range(count)]
@@ -88,7 +88,7 @@ def together(opened: list[Interpreter], source: str) -> None:
 
 
 def processor_time() -> float:
-    """Seconds that this process and all below the fork server have used."""
+    """Return the processor seconds of this process and all descendants of the fork server."""
     total = time.process_time()
     for pid in descendants():
         total += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
@@ -96,7 +96,7 @@ def processor_time() -> float:
 
 
 def private() -> list[float]:
-    """MiB that each process below the fork server has for itself."""
+    """Return the private memory of each descendant of the fork server, in MiB."""
     found = []
     for pid in descendants():
         try:
@@ -108,7 +108,7 @@ def private() -> list[float]:
 
 
 def descendants() -> list[int]:
-    """The processes below the fork server."""
+    """Return the descendants of the fork server."""
     assert fork_server_client._running is not None
     waiting, found = children(fork_server_client._running[0].pid), []
     while waiting:
@@ -127,8 +127,8 @@ def children(pid: int) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--interpreters", type=int, default=200)
-    parser.add_argument("--calls", type=int, default=200, help="one by one, of each kind")
-    parser.add_argument("--rounds", type=int, default=3, help="calls of each interpreter, side by side")
+    parser.add_argument("--calls", type=int, default=200, help="number of single calls of each kind")
+    parser.add_argument("--rounds", type=int, default=3, help="calls of each interpreter, in parallel")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     print(f"sandbox: {', '.join(capabilities().layers)} and limits")

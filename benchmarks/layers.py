@@ -1,7 +1,7 @@
-"""Times the products of a decoder layer, each over several launch settings, beside the modules that they stand in for.
+"""Time the products of a decoder layer with several launch settings, and the modules that they replace.
 
 Part of `benchmarks/rollout.py --layers`. Every figure is one layer's share of a CUDA graph over all layers, so that the
-weights come from memory as they do in a decode step. The fastest settings belong into `triton_layers.TILES`.
+weights come from memory as in a decode step. The fastest settings belong in `triton_layers.TILES`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CANDIDATES = {
     ],
 }  # fmt: skip
 WORKERS = 12
-"""Processes that compile."""
+"""Number of processes that compile."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Product:
 
     @property
     def normed(self) -> bool:
-        """Whether its input is a norm's output."""
+        """Return whether its input is the output of a norm."""
         return self.kind != triton_layers.ADDED
 
 
@@ -93,7 +93,7 @@ class Layers:
             products(self.x, weights, tile, norm, residual)
 
     def modules(self, layer: int) -> None:
-        """With the norm that follows a sum in one kernel with it, as the pass does where it calls the modules."""
+        """Run the modules, with a sum and the norm after it in one kernel, as in the pass."""
         outs = [F.linear(self.x, *weight) for weight in self.weights[layer]]
         if self.product.kind == triton_layers.GATED:
             gated(outs[0], outs[1], False)
@@ -107,7 +107,7 @@ class Layers:
         rms_norm(self.x, self.norms[layer].weight, self.norms[layer].eps, 0.0, True)
 
     def time(self, run: Callable[..., None], *args: Any) -> float:
-        """Microseconds of one layer, in a graph of all."""
+        """Return the microseconds of one layer, in a graph of all layers."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -136,7 +136,7 @@ def cases(config: Any, bias: bool) -> Iterator[tuple[Product, int, Tile]]:
 
 
 def compile_one(product: Product, rows: int, tile: Tile, dtype: torch.dtype) -> str:
-    """Fills Triton's cache on disk; says what is wrong with a tile."""
+    """Compile a tile into Triton's cache on disk; return the error, if any."""
     try:
         Layers(product, rows, 1, dtype).kernel(0, tile)
     except Exception as error:

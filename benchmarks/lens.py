@@ -1,19 +1,20 @@
-"""What the lens adds to a training step: two trainers in one process, in turns, step by step.
+"""Measure the cost of the lens in a training step: two trainers in one process, in alternating steps.
 
     python benchmarks/lens.py                                              # the embedded policy on the CPU
     python benchmarks/lens.py --model smollm2-shape --tokens 256           # SmolLM2-135M's shape in bfloat16, on a GPU
     python benchmarks/lens.py --rate 0.25 --steps 40 --json lens.json
 
-One trainer has the lens as `explorl train` has it: its statistics, a closer look at a share of the answers before and
-after the update, and their columns in the file of rollouts. The other has none of it; both write their rollouts, with
-the token records of four prompts. Each has its own random numbers, and the lens draws none, so both sample the same
-answers and make the same updates: what differs between their times for one and the same step is the lens, and whatever
-else the machine does falls on both. At the end their weights are compared bit by bit; on a GPU that needs
-``--deterministic``, since torch's attention otherwise adds gradients in whatever order they come.
+One trainer has the lens as in `explorl train`: its statistics, a closer inspection of a share of the completions before
+and after the update, and their columns in the file of rollouts. The other has no lens; both write their rollouts, with
+the token records of four prompts. Each has its own random numbers, and the lens uses none, so both sample the same
+completions and make the same updates: their times for a step differ only by the lens, and other load on the machine
+affects both. At the end their weights are compared bitwise; on a GPU this needs ``--deterministic``, since torch's
+attention otherwise adds gradients in no fixed order.
 
-Two results, of as many steps together as there are from one closer look to the next: the median of the ratios of their
-times, with the middle half of them; and, since the lens takes less time than a busy machine adds to a step, what the
-two trainers spend on looking and telling, as a share of a step without it. On a CPU that one is in processor time.
+There are two results, each over as many steps as there are between closer inspections. The first is the median of the
+ratios of their times, with the middle half. The lens takes less time than a busy machine adds to a step, so the second
+is the time that the two trainers spend on recording and reporting, as a share of a step without the lens; on a CPU it
+is processor time.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ SMOLLM2 = {
 
 
 def digits_of(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-    """For a policy of random weights: a reward that differs from answer to answer."""
+    """Return rewards that differ between completions, for a policy with random weights."""
     return [(sum(ids) % 5) / 4 for ids in completion_ids]
 
 
 class Turns:
-    """Hands the processor from one trainer to the other, and each its own random numbers."""
+    """Alternates between the trainers, each with its own random numbers."""
 
     def __init__(self, players: int) -> None:
         self.turn, self.players, self.changed = 0, players, threading.Condition()
@@ -84,7 +85,7 @@ def set_random_state(state: Any) -> None:
 
 
 class Clock(TrainerCallback):
-    """Times whole steps: from getting the turn to giving it."""
+    """Times whole steps, from the start of a turn to its end."""
 
     def __init__(self, player: int, turns: Turns) -> None:
         self.player, self.turns = player, turns
@@ -92,7 +93,7 @@ class Clock(TrainerCallback):
         self.looked, self.begun = 0.0, (0.0, 0.0)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step:  # what was logged of the step before it belongs to it
+        if state.global_step:  # logging of the previous step belongs to that step
             self.seconds.append(now() - self.begun[0])
             self.busy.append(spent() - self.begun[1])
             self.looking.append(self.looked)
@@ -102,7 +103,7 @@ class Clock(TrainerCallback):
 
 
 class Timed(ExplorationTrainer):
-    """Times what it does to look at a batch, and to tell of it."""
+    """Times the recording of a batch, and the reporting."""
 
     clock: Clock
 
@@ -118,7 +119,7 @@ class Timed(ExplorationTrainer):
 
 
 def spent() -> float:
-    """Seconds; on a CPU those of this process, which have no part in what others do."""
+    """Return the seconds spent; on a CPU the processor time of this process, which other load does not affect."""
     return now() if torch.cuda.is_available() else time.process_time()
 
 
@@ -151,7 +152,7 @@ def make_trainer(args: argparse.Namespace, folder: Path, clock: Clock, looking: 
         lens=Lens(every=args.every, rate=args.rate),
         args=GRPOConfig(
             str(folder),
-            max_steps=args.steps + 2,  # the first one compiles and fills caches
+            max_steps=args.steps + 2,  # the first step compiles and fills caches
             per_device_train_batch_size=args.micro_batch,
             gradient_accumulation_steps=args.prompts * args.generations // args.micro_batch,
             num_generations=args.generations,
@@ -185,9 +186,11 @@ def main() -> None:
     parser.add_argument("--generations", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64, help="longest completion")
     parser.add_argument("--micro-batch", type=int, default=128)
-    parser.add_argument("--rate", type=float, default=Lens().rate, help="share of answers that are looked at closely")
-    parser.add_argument("--every", type=int, default=Lens().every, help="steps from one with such answers to the next")
-    parser.add_argument("--deterministic", action="store_true", help="no kernel that adds in another order each time")
+    parser.add_argument(
+        "--rate", type=float, default=Lens().rate, help="share of completions that are inspected closely"
+    )
+    parser.add_argument("--every", type=int, default=Lens().every, help="steps between inspections")
+    parser.add_argument("--deterministic", action="store_true", help="use no kernel whose order of additions varies")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.steps < 3 * args.every:
@@ -216,7 +219,7 @@ def main() -> None:
             thread.join()
     if failures:
         raise failures[0]
-    # one step after the other, so many that each sum has its share of closer looks; the first few warm up
+    # alternate steps, so that each sum has its share of closer inspections; the first few warm up
     spans = range(args.every, args.steps + 1 - args.every, args.every)
     off, on, busy, looked_off, looked_on = (
         [sum(values[start : start + args.every]) / args.every for start in spans]
@@ -227,13 +230,13 @@ def main() -> None:
     same = all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     size = f"{args.prompts} × {args.generations} answers of up to {args.tokens} tokens"
-    print(f"{args.model} on {device}, {size}, {args.rate:.0%} of them looked at closely in 1 of {args.every} steps")
+    print(f"{args.model} on {device}, {size}, {args.rate:.0%} of them inspected closely in 1 of {args.every} steps")
     print(f"a step without the lens {statistics.median(off):.3f} s, with it {statistics.median(on):.3f} s")
     print(f"ratio {ratio:.3f} (middle half of {len(on)}: {low:.3f} to {high:.3f}); goal at most 1.05")
     added = [one - other for one, other in zip(looked_on, looked_off, strict=True)]
     share = statistics.median(added) / statistics.median(busy)
-    print(f"looking and telling take {statistics.median(added):.3f} s more, {share:.1%} of a step without the lens")
-    print(f"weights after {args.steps + 2} steps bit by bit the same: {'yes' if same else 'no'}")
+    print(f"recording and reporting take {statistics.median(added):.3f} s more, {share:.1%} of a step without the lens")
+    print(f"weights after {args.steps + 2} steps bitwise equal: {'yes' if same else 'no'}")
     if args.json:
         facts = {
             "model": args.model,

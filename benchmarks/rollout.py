@@ -1,8 +1,8 @@
-"""Tokens per second: `generate` as TRL calls it, `generate` with a static cache, and the engine, side by side.
+"""Measure tokens per second of `generate` as TRL calls it, `generate` with a static cache, and the engine.
 
     python benchmarks/rollout.py --shape tiny                                  # the embedded policy, its own lengths
     python benchmarks/rollout.py --shape smollm2-135m --requests 32 --samples 8 --prompt-tokens 80 --max-tokens 64
-    OMP_NUM_THREADS=1 python benchmarks/rollout.py --shape tiny --processor-time   # where others use the cores as well
+    OMP_NUM_THREADS=1 python benchmarks/rollout.py --shape tiny --processor-time   # on shared cores
     python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 512 --max-tokens 256
     python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 512 --lengths skewed
     python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 512 --parts
@@ -10,9 +10,9 @@
     python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 8 --samples 8 --profile
     python benchmarks/rollout.py --shape qwen2.5-1.5b --device cuda --dtype bfloat16 --requests 256 --lengths lognormal
 
-A token counts where a request wanted it: `generate` goes on with every row until the longest is done, and what it
-samples beyond a row's own length is not counted. All statistics are recorded by the engine, none by `generate`. "mixed"
-is the engine on float32 weights, as in mixed precision: each call first copies them to the type that it samples in.
+Only requested tokens count: `generate` continues every row until the longest is done, and tokens beyond a row's own
+length are not counted. The engine records all token statistics, `generate` none. "mixed" is the engine on float32
+weights, as in mixed precision: each call first copies them to the type that it samples in.
 """
 
 from __future__ import annotations
@@ -74,19 +74,19 @@ SHAPES = {
         "tie_word_embeddings": False,
     },
 }
-"""Of the released models; the weights are random."""
+"""Shapes of the released models; the weights are random."""
 
 
 @dataclass
 class Load:
-    """What every contender has to sample."""
+    """The load that every contender samples."""
 
     model: Any
     tokenizer: Any
     prompts: list[list[int]]
     samples: int
     lengths: list[int] | None
-    """Tokens that each request wants; None: until the policy ends it itself."""
+    """Tokens of each request; None: until the policy ends it."""
     max_tokens: int
 
     @property
@@ -100,7 +100,7 @@ class Load:
 
 @dataclass
 class Result:
-    """One contender's numbers."""
+    """The results of one contender."""
 
     name: str
     tokens: int
@@ -117,11 +117,11 @@ class Result:
 
 
 SPREADS = {"skewed": (128.0, 1024), "lognormal": (2048.0, 16384)}
-"""Mean and longest of the lengths."""
+"""Mean and maximum of the lengths."""
 
 
 def skewed_lengths(count: int, mean: float, most: int) -> list[int]:
-    """A fixed log-normal spread of lengths (σ = 1) with this mean, the longest of them ``most``, in shuffled order."""
+    """Return log-normal lengths (σ = 1) with this mean and the maximum ``most``, in a fixed shuffled order."""
     normal = statistics.NormalDist()
     shape = [math.exp(normal.inv_cdf((i + 0.5) / count)) for i in range(count)]
 
@@ -138,7 +138,7 @@ def skewed_lengths(count: int, mean: float, most: int) -> list[int]:
 
 
 def random_model(shape: str, dtype: torch.dtype, device: str) -> Any:
-    """Made where it will be, in its type: the large ones would take minutes elsewhere."""
+    """Create a random model on its device and in its type, because large ones would take minutes elsewhere."""
     config_of, model_of = (Qwen2Config, Qwen2ForCausalLM) if "qwen" in shape else (LlamaConfig, LlamaForCausalLM)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -181,7 +181,7 @@ def build(args: argparse.Namespace) -> Load:
 
 
 def generate_with(load: Load, static: bool) -> Callable[[], int]:
-    """`model.generate` as TRL calls it: every prompt repeated, padded on the left, sampled until all rows are done."""
+    """Sample with `model.generate` as TRL calls it: prompts repeated, padded on the left, until all rows are done."""
     model, device = load.model, load.device
     longest = max(len(prompt) for prompt in load.prompts)
     rows = [prompt for prompt in load.prompts for _ in range(load.samples)]
@@ -200,7 +200,7 @@ def generate_with(load: Load, static: bool) -> Callable[[], int]:
         cache_implementation="static" if static else None,
     )
     if load.lengths is not None:
-        model.generation_config.eos_token_id = None  # random weights: the length alone ends a row
+        model.generation_config.eos_token_id = None  # random weights: only the length ends a row
 
     def run() -> int:
         with torch.no_grad():
@@ -223,14 +223,14 @@ def engine_with(load: Load, engine: Engine) -> Callable[[], int]:
 
 
 def mixed_engine(load: Load) -> Engine:
-    """The engine on float32 weights, of which it reads a copy in the type of the others' weights."""
+    """Return the engine on float32 weights, which it copies to the type of the others' weights."""
     weights = copy.deepcopy(load.model).float()
     return Engine(weights, load.tokenizer, dtype=next(load.model.parameters()).dtype)
 
 
 def in_turn(runs: dict[str, Callable[[], int]], repeats: int, clock: Callable[[], float]) -> list[Result]:
-    """Measures contenders one after the other, again and again: what else the machine does falls on all of them."""
-    results = [Result(name, run(), [], None) for name, run in runs.items()]  # which warms up
+    """Measure contenders in turns, repeatedly, so that other load on the machine affects all of them."""
+    results = [Result(name, run(), [], None) for name, run in runs.items()]  # warm-up
     for _ in range(repeats):
         for result, run in zip(results, runs.values(), strict=True):
             start = clock()
@@ -266,7 +266,7 @@ def measure(
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second of a large copy on the device, read and written bytes both counted."""
+    """Return the bytes per second of a large copy on the device, counting read and written bytes."""
     source = torch.randint(256, (2 << 30,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     times = []
@@ -281,8 +281,8 @@ def copy_bandwidth() -> float:
 
 
 def least_bytes(load: Load) -> int:
-    """What a perfect engine reads: the weights once per step, each row's own keys and values once per token, and those
-    of a prompt once per step for all of its samples."""
+    """Return what a perfect engine reads: the weights once per step, each row's own keys and values once per token,
+    and those of a prompt once per step for all of its samples."""
     assert load.lengths is not None
     config = load.model.config
     itemsize = next(load.model.parameters()).dtype.itemsize
@@ -299,7 +299,7 @@ def least_bytes(load: Load) -> int:
 
 
 def parts(load: Load) -> None:
-    """Times one decode step and, for several launch settings, its attention and sampling kernels; see also `layers`."""
+    """Time one decode step and, for several launch settings, its attention and sampling kernels; see also `layers`."""
     from triton.testing import do_bench, do_bench_cudagraph
 
     from explorl.rollout.memory import triton_attention
@@ -311,7 +311,7 @@ def parts(load: Load) -> None:
         return float(do_bench(run, warmup=20, rep=100, return_mode="median"))
 
     def in_graph(run: Callable[[], Any]) -> float:
-        """Without the time that launching takes."""
+        """Return the time in a CUDA graph, without the time to launch kernels."""
         with torch.cuda.stream(torch.cuda.Stream()):
             return float(do_bench_cudagraph(run, return_mode="median"))
 
@@ -322,7 +322,7 @@ def parts(load: Load) -> None:
     ints, rows, middle = runner.state.ints, runner.state.slots, load.max_tokens // 2
     prompt = len(load.prompts[0]) - 1
     cache, page = runner.cache, runner.plan.page
-    # Samples of a prompt share its full pages, and every row has its own after them.
+    # Samples of a prompt share its full pages; each row has its own pages after them.
     shared = prompt // page
     own = torch.arange(rows * (cache.table.shape[1] - shared), device="cuda").view(rows, -1)
     first = torch.arange(rows, device="cuda")[:, None] // load.samples * shared + torch.arange(shared, device="cuda")
@@ -391,7 +391,7 @@ def layers(args: argparse.Namespace) -> None:
 
 
 def profile(load: Load, top: int = 30) -> None:
-    """Prints which kernels a decode step spends its time in, and which part of a call the GPU is busy."""
+    """Print the time of a decode step by kernel, and the share of a call in which the GPU is busy."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
@@ -427,13 +427,13 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--lengths", default="equal", choices=["equal", *SPREADS])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--processor-time", action="store_true", help="count that of all threads; on a CPU")
+    parser.add_argument("--processor-time", action="store_true", help="count processor time of all threads; on a CPU")
     parser.add_argument("--batch-size", type=int, help="rows that the engine decodes together")
     parser.add_argument("--skip", nargs="*", default=[], choices=["generate", "static", "engine", "mixed"])
     parser.add_argument("--no-kernels", action="store_true", help="the engine without Triton")
     parser.add_argument("--parts", action="store_true", help="time the step and its kernels instead")
     parser.add_argument("--layers", action="store_true", help="time the products of a layer instead, in a minute")
-    parser.add_argument("--profile", action="store_true", help="print what a step's time goes into instead")
+    parser.add_argument("--profile", action="store_true", help="print the time of a step by kernel instead")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -486,7 +486,7 @@ def main() -> None:
 
 
 def table(results: list[Result]) -> dict[str, Any]:
-    """Prints the results and gives them back for the file."""
+    """Print the results, and return them for the file."""
     print(f"\n{'':10} {'tokens/s':>10} {'ratio':>7} {'seconds':>9} {'spread':>8} {'tokens':>8} {'peak MiB':>9}")
     for r in results:
         ratio = r.rate / results[0].rate

@@ -1,12 +1,12 @@
-"""Tokens per second of vLLM on loads of benchmarks/rollout.py, with random weights, without and with log π.
+"""Measure tokens per second of vLLM on the loads of benchmarks/rollout.py, with random weights, without and with log π.
 
     python benchmarks/rollout_vllm.py 512x256                          # requests × tokens; --shape smollm2-135m
     python benchmarks/rollout_vllm.py 512x256 512xskewed 64x1024 --tuned
     python benchmarks/rollout_vllm.py 256xlognormal --shape qwen2.5-1.5b
 
-Every request has its own length and ends nowhere else; requests that share a prompt find it in vLLM's prefix cache.
-"logprobs" asks for log π of the sampled token, the least of what the engine records. All loads run in one vLLM, as it
-comes or, with --tuned, in the setting that is meant to be fastest for a batch that is there as a whole.
+Every request ends exactly at its own length; requests that share a prompt find it in vLLM's prefix cache. "logprobs"
+requests log π of the sampled token, the minimum of what the engine records. All loads run in one vLLM, with its
+defaults or, with --tuned, with the settings that should be fastest for a batch whose requests all arrive at once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ import torch
 from rollout import SHAPES, SPREADS, skewed_lengths
 
 TUNED: dict[str, Any] = {"async_scheduling": True, "max_num_batched_tokens": 32768}
-"""Steps are scheduled while the GPU computes, and all prompts are computed in one."""
+"""Steps are scheduled while the GPU computes, and all prompts are computed in one step."""
 
 
 def lengths_of(load: str) -> list[int]:
-    """512x256 is 512 requests of 256 tokens; 512xskewed has one of `SPREADS`."""
+    """Return the lengths of a load: 512x256 is 512 requests of 256 tokens; 512xskewed uses one of `SPREADS`."""
     requests, _, tokens = load.partition("x")
     if tokens in SPREADS:
         return skewed_lengths(int(requests), *SPREADS[tokens])
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--memory", type=float, default=0.8, help="share of the GPU's memory")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--tuned", action="store_true", help="not as it comes, but in the fastest setting")
+    parser.add_argument("--tuned", action="store_true", help="use the fastest settings instead of the defaults")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
 

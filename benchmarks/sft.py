@@ -1,14 +1,14 @@
-"""Supervised fine-tuning, TRL's `SFTTrainer` against `PackedSFTTrainer`, side by side in one process.
+"""Compare supervised fine-tuning with TRL's `SFTTrainer` and with `PackedSFTTrainer`, in one process.
 
     python benchmarks/sft.py                      SmolLM2-135M's shape on a GPU, random weights
     python benchmarks/sft.py --compile            with TRL's trainer under torch.compile too, which takes minutes
     python benchmarks/sft.py --small              a tiny shape, on a CPU, in under a minute
 
-Rows have prompts of about 64 tokens and completions of log-normal lengths up to 512; only completions are learnt. All
-trainers see the same rows, as many in an optimizer step, compute in bfloat16 over float32 weights (float32 on a CPU)
-and have AdamW's fused form. TRL's is run as it comes (8 rows at a time, gradient checkpointing), and in the settings
-that make it fast: no checkpointing, rows of like length together, larger micro-batches, padding-free, compiled. Tokens
-are real ones, never padding. The loss of all trainers on one and the same batch is compared too.
+Rows have prompts of about 64 tokens and completions of log-normal lengths up to 512; only completions are trained on.
+All trainers see the same rows, the same number per optimizer step, compute in bfloat16 over float32 weights (float32 on
+a CPU) and use fused AdamW. TRL's trainer runs with its defaults (8 rows at a time, gradient checkpointing), and in the
+settings that make it fast: no checkpointing, rows sorted by length, larger micro-batches, padding-free, compiled.
+Padding is not counted as tokens. The losses of all trainers on the same batch are compared, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command does; read when torch is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command does; must be set before torch is imported
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import numpy as np
@@ -50,18 +50,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Candidate:
-    """One way to train."""
+    """One trainer with its settings."""
 
     name: str
     cls: Any
     rows: int
-    """At a time; the rest of an optimizer step is accumulated."""
+    """Rows at a time; the rest of an optimizer step is accumulated."""
     config: dict[str, Any] = field(default_factory=dict)
     steps: int | None = None
 
 
 class Clock(TrainerCallback):
-    """Seconds and tokens between the end of warm-up and the last step."""
+    """Measures seconds and tokens from the end of warm-up to the last step."""
 
     def __init__(self, warmup: int) -> None:
         self.warmup = warmup
@@ -78,7 +78,7 @@ class Clock(TrainerCallback):
 
 
 def make_rows(count: int, vocab: int, longest: int) -> Dataset:
-    """Random tokens; prompts of about 64, completions of a median of 160 (`longest` 512)."""
+    """Return rows of random tokens: prompts of about 64, completions with a median of 160 (`longest` 512)."""
     draw = np.random.default_rng(0)
     prompts = draw.integers(longest // 11, longest // 6, count)
     completions = np.exp(draw.normal(np.log(longest / 3.2), 0.6, count)).clip(8, longest).astype(int)
@@ -119,7 +119,7 @@ def build(candidate: Candidate, weights: dict[str, Any], rows: Dataset, options:
 
 
 def loss_of(trainer: Any, rows: Dataset, count: int) -> float:
-    """On the first rows, computed as in training."""
+    """Return the loss on the first rows, computed as in training."""
     trainer.model.train()
     if isinstance(trainer, PackedSFTTrainer):
         trainer.get_train_dataloader()
@@ -160,7 +160,7 @@ def measure(candidate: Candidate, weights: dict[str, Any], rows: Dataset, option
 
 
 def profile(trainer: Any) -> None:
-    """Trains, and prints where the time goes."""
+    """Train, and print where the time goes."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -172,7 +172,7 @@ def profile(trainer: Any) -> None:
 
 def candidates(options: argparse.Namespace) -> list[Candidate]:
     fast = {"gradient_checkpointing": False, "train_sampling_strategy": "group_by_length"}
-    found = [Candidate("SFTTrainer, as it comes", SFTTrainer, 8, steps=max(options.steps // 4, 1))]
+    found = [Candidate("SFTTrainer, defaults", SFTTrainer, 8, steps=max(options.steps // 4, 1))]
     for rows in options.micro:
         found.append(Candidate(f"SFTTrainer, fast settings, {rows} rows", SFTTrainer, rows, fast))
     free = {"gradient_checkpointing": False, "padding_free": True, "max_length": None}
@@ -205,19 +205,19 @@ def report(results: dict[str, Any], facts: dict[str, Any], share: float) -> None
     theirs = [entry["tokens/s"] for name, entry in results.items() if "Packed" not in name and "tokens/s" in entry]
     ours = results.get("PackedSFTTrainer", {}).get("tokens/s")
     if theirs and ours:
-        print(f"PackedSFTTrainer: {ours / theirs[0]:.1f} × as it comes, {ours / max(theirs):.2f} × TRL's best setting")
+        print(f"PackedSFTTrainer: {ours / theirs[0]:.1f} × defaults, {ours / max(theirs):.2f} × TRL's best setting")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a tiny shape and few rows, on a CPU")
     parser.add_argument("--shape", choices=SHAPES, default=None)
-    parser.add_argument("--rows", type=int, default=None, help="of an optimizer step")
+    parser.add_argument("--rows", type=int, default=None, help="rows per optimizer step")
     parser.add_argument("--micro", type=int, nargs="+", default=None, help="rows at a time for TRL's fast settings")
-    parser.add_argument("--steps", type=int, default=None, help="that are timed")
-    parser.add_argument("--warmup", type=int, default=None, help="steps before")
+    parser.add_argument("--steps", type=int, default=None, help="number of timed steps")
+    parser.add_argument("--warmup", type=int, default=None, help="number of warm-up steps")
     parser.add_argument("--compile", action="store_true", help="TRL's trainer with torch_compile as well, at the end")
-    parser.add_argument("--only", help="candidates whose name has this in it")
+    parser.add_argument("--only", help="run only candidates whose name contains this")
     parser.add_argument("--profile", action="store_true", help="print where the time of PackedSFTTrainer goes")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

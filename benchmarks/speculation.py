@@ -1,14 +1,14 @@
-"""What exact speculative decoding could save: tokens per pass with drafts from a row's own text and from its siblings.
+"""Estimate what exact speculative decoding could save, with drafts from a row's own text and from its siblings.
 
     python benchmarks/speculation.py --model tiny --task countdown-mini --template terse
     python benchmarks/speculation.py --model smollm2-135m --task math:math500 --data-dir DATA --temperature 0.6
 
-The engine's random numbers belong to a request and a position, so a draft that is verified by sampling at each of its
-places changes no token: it is accepted as far as it is what would have been sampled. How far that is can be told from
-answers that were sampled before, and is, here. A draft is what followed the last three tokens, or two, where they stood
-before: in the row itself, or in another sample of its prompt as far as that has come by then. All rows go on side by
-side, one pass at a time. "tail" are the passes in which at most `--tail` rows are left: those that cost a GPU, or a
-large model on a CPU, hardly more with several tokens per row than with one.
+The engine's random numbers belong to a request and a position, so verifying a draft by sampling at each of its
+positions changes no token: a draft is accepted as far as it equals what would have been sampled. This benchmark
+computes the accepted length from completions that were sampled before. A draft is the text that followed an earlier
+occurrence of the last three tokens, or two: in the row itself, or in the part of another sample of its prompt that
+exists by then. All rows advance together, one pass at a time. "tail" are the passes in which at most `--tail` rows are
+left; on a GPU, or with a large model on a CPU, such passes cost hardly more with several tokens per row than with one.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ NGRAMS = (3, 2)
 
 @dataclass
 class Row:
-    """A sampled answer that is decoded once more."""
+    """A sampled completion that is decoded again."""
 
     prompt: list[int]
     answer: list[int]
     have: int = 0
-    """Tokens of the answer so far."""
+    """Number of tokens of the completion so far."""
     seen: dict[tuple[int, ...], int] = field(default_factory=dict)
-    """Where each n-gram of what the row has ended last."""
+    """The end of the last occurrence of each n-gram in the row."""
 
     @property
     def text(self) -> list[int]:
         return self.prompt + self.answer[: self.have]
 
     def note(self, begin: int) -> None:
-        """Takes down the n-grams that end behind the first ``begin`` tokens, but for those that nothing follows yet."""
+        """Record the n-grams that end after the first ``begin`` tokens, except those without a next token."""
         text = self.text
         for end in range(max(begin, 1), len(text)):
             for n in NGRAMS:
@@ -52,7 +52,7 @@ class Row:
 
 
 def passes(groups: Sequence[Sequence[Row]], length: int, siblings: bool) -> list[list[int]]:
-    """Tokens that each row gains in each pass, until all have ended."""
+    """Return the tokens that each row gains in each pass, until all rows have ended."""
     rows = [(row, group) for group in groups for row in group]
     for row, _ in rows:
         row.have = 0
@@ -61,7 +61,7 @@ def passes(groups: Sequence[Sequence[Row]], length: int, siblings: bool) -> list
     found = []
     while going_on := [(row, group) for row, group in rows if row.have < len(row.answer)]:
         gains = [(row, gained(row, draft(row, group if siblings else [], length))) for row, group in going_on]
-        for row, gain in gains:  # together: nobody sees what another gains in the same pass
+        for row, gain in gains:  # after the loop: no row may use what another gains in the same pass
             before = len(row.text)
             row.have += gain
             row.note(before)
@@ -81,7 +81,7 @@ def draft(row: Row, group: Sequence[Row], length: int) -> list[int]:
 
 
 def gained(row: Row, drafted: Sequence[int]) -> int:
-    """Tokens of a pass: those of the draft that would have been sampled, and one more."""
+    """Return the number of tokens of a pass: the accepted tokens of the draft, and one more."""
     rest = row.answer[row.have :]
     accepted = next((i for i, (mine, real) in enumerate(zip(drafted, rest, strict=False)) if mine != real), None)
     return min((min(len(drafted), len(rest)) if accepted is None else accepted) + 1, len(rest))
@@ -91,14 +91,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--task", default="countdown-mini")
-    parser.add_argument("--template", help="of the task's prompts; terse is the tiny policy's")
+    parser.add_argument("--template", help="template of the task's prompts; terse for the tiny policy")
     parser.add_argument("--data-dir")
     parser.add_argument("--problems", type=int, default=16)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 7], help="tokens of a draft")
-    parser.add_argument("--tail", type=int, default=8, help="rows left")
+    parser.add_argument("--tail", type=int, default=8, help="maximum number of rows left in the tail")
     args = parser.parse_args()
 
     from explorl.models import load_policy

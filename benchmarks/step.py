@@ -1,4 +1,4 @@
-"""A whole GRPO step, stock `GRPOTrainer` against `ExplorationTrainer`, side by side in one process.
+"""Compare a whole GRPO step of TRL's `GRPOTrainer` and of `ExplorationTrainer`, in one process.
 
     python benchmarks/step.py --device cuda --shape smollm2-135m        512 × 256 tokens, β > 0
     python benchmarks/step.py --device cpu --shape tiny
@@ -6,7 +6,7 @@
 Same model, same prompts, same reward, TRL's default precision on both sides: float32 weights, bfloat16 autocast and
 gradient checkpointing (`--precision pure` has bfloat16 weights and no checkpointing). With `--lengths skewed` a bias on
 the end token makes lengths geometric, so that the longest completion is many times the mean. The loss of both trainers
-on one and the same batch is compared too.
+on the same batch is compared, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def make_policy(folder: Path, shape: str, dtype: torch.dtype) -> None:
-    """Random weights of a shape."""
+    """Return a policy of this shape with random weights."""
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -57,7 +57,7 @@ def make_policy(folder: Path, shape: str, dtype: torch.dtype) -> None:
 
 
 def set_mean_length(policy: Any, token: int, mean: int | None) -> None:
-    """Gives the end token a bias, so that it comes about once in `mean` tokens; never, where that is None."""
+    """Bias the end token so that it is sampled about once in `mean` tokens, or never if `mean` is None."""
     head = policy.lm_head
     bias = torch.zeros(head.out_features, device=head.weight.device, dtype=head.weight.dtype)
     bias[token] = -100.0 if mean is None else math.log(head.out_features / mean)
@@ -65,7 +65,7 @@ def set_mean_length(policy: Any, token: int, mean: int | None) -> None:
 
 
 def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-    """Cheap, and with variance in every group."""
+    """Return a cheap reward that has variance in every group."""
     return [float(sum(ids[:8]) % 7) for ids in completion_ids]
 
 
@@ -84,7 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     gpu = options.device == "cuda"
     shape = options.shape or ("smollm2-135m" if gpu else "tiny")
-    dtype = torch.bfloat16 if options.precision == "pure" else torch.float32  # of the weights
+    dtype = torch.bfloat16 if options.precision == "pure" else torch.float32  # dtype of the weights
     sequences = options.sequences or (512 if gpu else 256)
     tokens = options.tokens or {"equal": 256 if gpu else 32, "skewed": 1024 if gpu else 128}[options.lengths]
     mean = max(tokens // 8, 2) if options.lengths == "skewed" else None

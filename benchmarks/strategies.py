@@ -1,16 +1,17 @@
-"""What each strategy adds to a training step, side by side in one process. The result is a ratio, not seconds.
+"""Measure what each strategy adds to a training step, in one process. The result is a ratio, not seconds.
 
     python benchmarks/strategies.py                                        # the embedded policy on the CPU
     python benchmarks/strategies.py --shape smollm2-135m --device cuda --dtype bfloat16 --prompts 32 --max-tokens 256
     python benchmarks/strategies.py --only egsw kl_cov --json overhead.json
 
-Whole steps without strategies are timed first. Then, on the batch of the last of them and for each strategy alone, what
-the trainer does on its behalf: it gathers what was recorded into a `Batch`, lets the strategy act and puts the result
-back (record), and carries it through the loss of all micro-batches, forward and backward (loss); where the strategy has
-such hooks, it samples otherwise (sample), computes other log-probabilities (update) or acts after the step (after). All
-but the first and the last are differences from the same work without it: the two are run in turns, and the median of
-the differences counts, since whatever else the machine does falls on both. On a CPU the pieces that are compared are
-short for the same reason: single steps of sampling from the same logits, and a few rows of a micro-batch.
+Whole steps without strategies are timed first. Then, on the batch of the last step and for each strategy alone, the
+additional work of the trainer is timed: to gather the token statistics into a `Batch`, apply the strategy and put the
+result back (record), and to compute the loss of all micro-batches, forward and backward (loss). If the strategy has
+such hooks, also to sample differently (sample), to compute other log-probabilities (update) or to act after the step
+(after). All except the first and the last are differences from the same work without the strategy: the two run in
+turns, and the result is the median of the differences, since other load on the machine affects both. On a CPU the
+compared pieces are short for the same reason: single steps of sampling from the same logits, and a few rows of a
+micro-batch.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ SMOLLM2 = {
 }
 RESET_EVERY = 200
 FEW_ROWS = 64
-"""Rows of a batch that are compared at a time on a CPU."""
+"""Number of rows that are compared at a time on a CPU."""
 
 
 @dataclass
 class Overhead:
-    """What one strategy adds to a step, in seconds, by part; and the sum relative to a step without it."""
+    """The time that one strategy adds to a step, in seconds, by part; and the sum relative to a step without it."""
 
     strategy: str
     parts: dict[str, float]
@@ -116,13 +117,13 @@ def timed(run: Callable[[], Any]) -> float:
 
 
 def least(run: Callable[[], Any], repeats: int) -> float:
-    """Seconds of the run that was disturbed least."""
+    """Return the seconds of the fastest run."""
     run()
     return min(timed(run) for _ in range(repeats))
 
 
 def added(run: Callable[[], Any], without: Callable[[], Any], repeats: int) -> float:
-    """How much longer one takes than the other, the two in turns, each first as often as second."""
+    """Return how much longer one takes than the other; they run in turns, in alternating order."""
     run(), without()
     times = []
     for _ in range(-(-repeats // 2)):
@@ -131,12 +132,12 @@ def added(run: Callable[[], Any], without: Callable[[], Any], repeats: int) -> f
 
 
 def digits_of(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-    """For a policy of random weights: a reward that differs from answer to answer."""
+    """Return rewards that differ between completions, for a policy with random weights."""
     return [(sum(ids) % 5) / 4 for ids in completion_ids]
 
 
 def last_characters(completions: list[str], **columns: Any) -> list[str | None]:
-    """And what its answers say."""
+    """Return the answers of such a policy: the last characters."""
     return [text[-2:] or None for text in completions]
 
 
@@ -160,7 +161,7 @@ def make_trainer(args: argparse.Namespace, folder: str, probe: Probe) -> ProbedT
         callbacks=[probe],
         args=GRPOConfig(
             folder,
-            max_steps=args.steps + 1,  # the first one compiles and fills caches
+            max_steps=args.steps + 1,  # the first step compiles and fills caches
             per_device_train_batch_size=args.micro_batch,
             gradient_accumulation_steps=args.prompts * args.generations // args.micro_batch,
             num_generations=args.generations,
@@ -183,7 +184,7 @@ def make_trainer(args: argparse.Namespace, folder: str, probe: Probe) -> ProbedT
 
 
 def settings(name: str, prompts: list[str]) -> dict[str, Any]:
-    """Hyperparameters with which a strategy does all that it can."""
+    """Return hyperparameters that make a strategy use all of its features."""
     rates = {prompt: (row % 4) / 4 for row, prompt in enumerate(dict.fromkeys(prompts))}
     special: dict[str, dict[str, Any]] = {
         "importance_correction": {},
@@ -198,7 +199,7 @@ def settings(name: str, prompts: list[str]) -> dict[str, Any]:
 
 
 class Bench:
-    """One trained trainer, on whose last batch each strategy is tried."""
+    """A trained trainer, on whose last batch each strategy is measured."""
 
     def __init__(self, trainer: ProbedTrainer, step: float, repeats: int) -> None:
         self.trainer, self.step, self.repeats = trainer, step, repeats
@@ -229,14 +230,14 @@ class Bench:
         return Overhead(name, parts, self.step)
 
     def shaped(self, strategy: Strategy) -> dict[str, Any]:
-        """The generation batch as the strategy leaves it."""
+        """Return the generation batch after the strategy."""
         output = dict(self.output)
         self.trainer.strategies = [strategy]
         self.trainer._shape(output, self.trainer._token_stats(output), self.rewards)
         return output
 
     def losses(self, output: dict[str, Any]) -> Callable[[], None]:
-        """The loss of all micro-batches, forward and backward, from log-probabilities on."""
+        """Compute the loss of all micro-batches from log-probabilities, forward and backward."""
         trainer, forward = self.trainer, "log_probabilities"
         batches = split_tensor_dict(output, trainer.args.steps_per_generation)
         logps = [torch.full(batch["completion_ids"].shape, -1.0, device=trainer.model.device) for batch in batches]
@@ -246,7 +247,7 @@ class Bench:
                 leaf = values.detach().requires_grad_()
                 setattr(trainer, forward, lambda *_, leaf=leaf, **__: (leaf, -leaf.detach(), None))
                 trainer.loss(trainer.model, batch).backward()
-            delattr(trainer, forward)  # the class has its own
+            delattr(trainer, forward)  # the class defines its own method
 
         return run
 
@@ -269,16 +270,16 @@ class Bench:
         return run
 
     def sampling_by_rollouts(self, strategy: Strategy) -> float:
-        """Rollouts with and without it, all of the full length since it may change where answers end; then to scale."""
+        """Time rollouts with and without it, of full length since it may change where they end; then rescale."""
         self.trainer.generation_kwargs["eos_token_id"] = []
         difference = added(self.rollout([strategy]), self.rollout([]), self.repeats)
         return difference * float(self.output["completion_mask"].float().mean())
 
     def sampling_by_steps(self, strategy: Strategy) -> float:
-        """Rollouts with it, in which every step samples from its logits as without it, too. A sum over the steps."""
+        """Time rollouts whose every step samples with and without it from the same logits; sum over the steps."""
         engine, run = self.trainer._engine, self.rollout([strategy])
         self.rollout([])()
-        run()  # with the memory that it needs
+        run()  # allocate the memory that it needs
         assert engine is not None
         assert engine._runner is not None
         sample, state = engine._runner.sample_step, engine._runner.state
@@ -288,13 +289,13 @@ class Bench:
             before = state.ints.clone()
 
             def ways(active: Active) -> Callable[[], None]:
-                def sample_anew() -> None:
+                def sample_again() -> None:
                     state.ints.copy_(before)
                     if active.by_position:
                         state.apply_curves()
                     sample(logits, state, active, row_of)
 
-                return sample_anew
+                return sample_again
 
             sums[-1] += added(ways(active), ways(Active()), self.repeats)
             ways(active)()
@@ -307,15 +308,15 @@ class Bench:
         return statistics.median(sums)
 
     def temperatures(self, strategy: Strategy, rows: int) -> Tensor | None:
-        """Those that a strategy gives to some rows, or to each of their positions."""
+        """Return the temperatures that a strategy sets for some rows, or for each of their positions."""
         said: Any = strategy.sampling(self.prompts[:rows], 0)
         if "temperature_by_position" in said:
             return torch.tensor(pad_schedules(said["temperature_by_position"], self.output["completion_ids"].size(1)))
         return torch.tensor(said["temperature"]) if "temperature" in said else None
 
     def updates(self, strategy: Strategy) -> float:
-        """Forward and backward of a part of the batch with the entropy's gradient, or with a temperature for each row,
-        and without; times the number of such parts. The part is a micro-batch, or, on a CPU, ``FEW_ROWS``."""
+        """Time forward and backward of a part of the batch with the entropy's gradient, or with a temperature for each
+        row, and without; multiply by the number of parts. The part is a micro-batch, or, on a CPU, ``FEW_ROWS``."""
         trainer = self.trainer
         on_cpu = trainer.model.device.type == "cpu"
         size = min(trainer.args.per_device_train_batch_size, FEW_ROWS if on_cpu else len(self.prompts))
@@ -339,7 +340,7 @@ class Bench:
         return difference * len(batches)
 
     def after_steps(self, strategy: Strategy) -> float:
-        """Of one step out of many; a reset copies the weights, as it would to a reference."""
+        """Time one step out of many; a reset copies the weights, as it would to a reference."""
         model = self.trainer.model
         reference = {name: value.clone() for name, value in model.state_dict().items()}
 
@@ -371,12 +372,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="tiny", choices=["tiny", "smollm2-135m"])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="dtype of the weights")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--generations", type=int, default=16)
     parser.add_argument("--micro-batch", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=4, help="whole steps to time, after one that is not")
+    parser.add_argument("--steps", type=int, default=4, help="number of whole steps to time, after one of warm-up")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", nargs="*", default=list(REGISTRY), choices=list(REGISTRY))
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -1,11 +1,11 @@
-"""All token records against log-probabilities alone through TRL's fused head, side by side in one process.
+"""Compare all token records with log-probabilities alone through TRL's fused head, in one process.
 
     python benchmarks/token_records.py --tokens 32768 --vocab 151936 --width 896 --dtype bfloat16 --repeats 5
     python benchmarks/token_records.py --tokens 256 --vocab 3001 --width 64 --dtype float32      on a CPU
 
-Two kinds of rows: "policy", peaked as a trained policy's (four of five tokens are nearly certain), and "flat", normally
-distributed logits, whose branching factor is most of the vocabulary. `--lanes`, `--warps` and `--blocks` (MiB) time
-other settings of the kernel too. "above" is the peak of memory above the inputs; differences are against the
+Two kinds of rows: "policy", peaked like a trained policy's (four of five tokens are nearly certain), and "flat",
+normally distributed logits, whose branching factor is most of the vocabulary. `--lanes`, `--warps` and `--blocks` (MiB)
+also time other settings of the kernel. "above" is the peak of memory above the inputs; differences are to the
 definitions on whole rows of the same logits.
 """
 
@@ -32,7 +32,7 @@ from explorl.modeling.token_records import token_records
 
 
 def make_rows(kind: str, options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:
-    """States, weight and targets."""
+    """Return states, weight and targets."""
     draw = torch.Generator(options.device).manual_seed(0)
     dtype = getattr(torch, options.dtype)
 
@@ -64,7 +64,7 @@ def kernel(lanes: int, warps: int) -> Iterator[None]:
 def candidates(
     states: Tensor, weight: Tensor, targets: Tensor, options: argparse.Namespace
 ) -> dict[str, Callable[[], Any]]:
-    """What is timed, by name."""
+    """Return the functions to time, by name."""
 
     def fused(*outputs: str) -> Callable[[], Any]:
         size = trl._CHUNKED_LOGPROB_CHUNK_SIZE
@@ -98,7 +98,7 @@ def candidates(
 
 
 def parts(states: Tensor, weight: Tensor, targets: Tensor) -> dict[str, Callable[[], Any]]:
-    """The product and the kernel alone, on as many rows as one block has, as often as there are blocks."""
+    """Return the product and the kernel alone, on the rows of one block, repeated for the number of blocks."""
     blocks = block_slices(states, weight)
     some = blocks[0]
     logits = states[some] @ weight.t()
@@ -123,7 +123,7 @@ def block_slices(states: Tensor, weight: Tensor) -> list[slice]:
 
 
 def measure(call: Callable[[], Any], device: str) -> tuple[float, int]:
-    """Seconds, and bytes above what was there before."""
+    """Return seconds, and the peak of memory above the previous level in bytes."""
     if device == "cpu":
         start = time.perf_counter()
         call()
@@ -138,7 +138,7 @@ def measure(call: Callable[[], Any], device: str) -> tuple[float, int]:
 
 
 def differences(states: Tensor, weight: Tensor, targets: Tensor, rows: int) -> dict[str, float]:
-    """Largest difference to the definitions, on the first rows; of `other_ids`, the share that differs."""
+    """Return the largest difference to the definitions on the first rows; for `other_ids`, the share that differs."""
     some = block_slices(states, weight)[0]
     found = token_records(states[some], weight, targets[some])
     logits = (states[some] @ weight.t())[:rows]
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--rows", nargs="*", choices=["policy", "flat"], default=["policy", "flat"])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--blocks", type=int, nargs="*", default=[], help="MiB of other blocks to time")
+    parser.add_argument("--blocks", type=int, nargs="*", default=[], help="other block sizes to time, in MiB")
     parser.add_argument("--lanes", type=int, nargs="*", default=[], help="powers of two, such as 1024 2048 4096")
     parser.add_argument("--warps", type=int, nargs="*", default=[8], help="with --lanes, such as 4 8 16")
     parser.add_argument("--checked", type=int, default=256, help="rows that are compared with the definitions")

@@ -1,22 +1,23 @@
-"""Generation with a tool against the slower of its two halves: sampling the same tokens, and making the same calls.
+"""Compare generation with a tool with the slower of its halves: sampling the same tokens, and making the same calls.
 
     python benchmarks/tools.py                               200 rollouts, 3 calls each
     python benchmarks/tools.py --rollouts 64 --work 20000    code that takes less time
     python benchmarks/tools.py --device cuda
 
-The policy is planted: every rollout writes some tokens and a call, three times over, and then some more tokens. Nothing
-it computes is left out for that. The halves:
+The policy is constructed: every rollout writes some tokens and a call, three times, and then some more tokens. The
+model still computes everything. The halves:
 
-    sampling alone   the same rollouts by `Engine.open` and `Session.extend`, with outputs that are known beforehand
-    calls alone      opens the interpreters and has them run the same code, all at once
+    sampling alone   the same rollouts with `Engine.open` and `Session.extend`, with outputs known in advance
+    calls alone      opens the interpreters and runs the same code in them, all at once
 
-The goal is at most 1.5 times the slower of the two. "one turn" draws as many tokens by `Engine.generate`, without
-outputs in between: less work than any rollout with calls has, and given because it was the measure before.
+The goal is at most 1.5 times the slower of the two. "one turn" samples the same number of tokens with
+`Engine.generate`, without outputs in between: less work than any rollout with calls, and reported because it was the
+earlier measure.
 
-Each round times all of them in turn; what counts is the median of the rounds' ratios, and the least times are given
-beside it. "processor" is what this process has used, all threads together. Two halves that both need all processors
-cannot overlap, so the least ratio that this machine allows is given too: what the sampling, with one thread, and the
-calls, with all processes of the interpreters, have used, spread over all processors.
+Each round times all of them in turn. The result is the median of the rounds' ratios; the minimum times are reported as
+well. "processor" is the processor time of this process, over all threads. Two halves that both need all processors
+cannot overlap, so the lowest ratio that this machine allows is reported, too: the processor time of sampling, with one
+thread, and of the calls, with all processes of the interpreters, divided by the number of processors.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ GOAL = 1.5
 
 
 def planted(words: int, code: str, layers: int, device: str) -> tuple[Any, Any]:
-    """A Llama that writes w0, w1, … and a call, over and over, and its tokenizer.
+    """Return a Llama that writes w0, w1, … and a call, repeatedly, and its tokenizer.
 
     Each token follows from the last one: embeddings are unit vectors, and neither attention nor the rest of a layer,
     though computed, adds anything to them.
@@ -98,7 +99,7 @@ def planted(words: int, code: str, layers: int, device: str) -> tuple[Any, Any]:
 
 
 class Times:
-    """Seconds on the clock, and of processors, of each round."""
+    """Wall time and processor time of each round, in seconds."""
 
     def __init__(self) -> None:
         self.clock: list[float] = []
@@ -113,7 +114,7 @@ class Times:
 
 
 def interpreters_time() -> float:
-    """Processor seconds of all processes below the fork server."""
+    """Return the processor seconds of all descendants of the fork server."""
     total, waiting = 0.0, [fork_server_client._running[0].pid] if fork_server_client._running is not None else []
     while waiting:
         pid = waiting.pop()
@@ -124,7 +125,7 @@ def interpreters_time() -> float:
 
 
 def in_turns(engine: Engine, prompts: list[list[int]], params: SamplingParams, output: list[int]) -> Session:
-    """What `generate_with_tools` has to sample, each output being there as soon as the row has called."""
+    """Sample the rollouts of `generate_with_tools`, with each output available as soon as the row has called."""
     with engine.open(prompts, 1, params) as session:
         calls = [0] * len(prompts)
         while session.running:
@@ -137,14 +138,14 @@ def in_turns(engine: Engine, prompts: list[list[int]], params: SamplingParams, o
 
 
 def calls_alone(tools: ToolUse, rollouts: int, code: str) -> None:
-    """Every interpreter is opened with its first call and makes the next when it has the output."""
+    """Open every interpreter with its first call, and make each further call when the output has arrived."""
     with tools.pool() as pool:
         for interpreter in _called(pool, rollouts, code):
             interpreter.close()
 
 
 def calls_processor_time(tools: ToolUse, rollouts: int, code: str) -> float:
-    """Processor seconds of the same, here and in the interpreters, which stay open until that is known."""
+    """Return the processor seconds of the same calls, here and in the interpreters, which stay open until then."""
     used, before = time.process_time(), interpreters_time()
     with tools.pool() as pool:
         _ended = list(_called(pool, rollouts, code))
@@ -152,7 +153,7 @@ def calls_processor_time(tools: ToolUse, rollouts: int, code: str) -> float:
 
 
 def _called(pool: InterpreterPool, rollouts: int, code: str) -> Iterator[Interpreter]:
-    """Interpreters that have made their calls."""
+    """Return interpreters that have made their calls."""
     waiting = {index: pool.open().submit(code) for index in range(rollouts)}
     left = dict.fromkeys(waiting, CALLS - 1)
     while waiting:
@@ -171,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=200)
     parser.add_argument("--words", type=int, default=40, help="tokens before each call")
-    parser.add_argument("--work", type=int, default=200_000, help="numbers that each call adds up")
+    parser.add_argument("--work", type=int, default=200_000, help="how many numbers each call adds up")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
@@ -182,7 +183,7 @@ def main() -> None:
     output = tokenizer.encode(f"{sum(range(args.work))}>>")
     engine = Engine(model, tokenizer)
     tools = ToolUse(calculator_tool(max_calls=CALLS, seconds=30.0))
-    prompts = [  # all different, so that nothing is computed once for several of them
+    prompts = [  # all different, so that no computation is shared between them
         [*tokenizer(f"{index:05d}")["input_ids"], tokenizer.convert_tokens_to_ids("go")]
         for index in range(args.rollouts)
     ]
@@ -194,7 +195,10 @@ def main() -> None:
         "calls alone": lambda: calls_alone(tools, args.rollouts, code),
         "together": lambda: generate_with_tools(engine, prompts, 1, params, tools),
     }
-    together, alone = works["together"](), works["sampling alone"]()  # the model is tried, graphs are captured
+    together, alone = (
+        works["together"](),
+        works["sampling alone"](),
+    )  # warm-up: the model is checked and graphs are captured
     assert all([call.status for call in rollout.calls] == ["ok"] * CALLS for rollout in together)
     assert all(rollout.model_tokens == own for rollout in together)
     assert [r.token_ids for r in alone.finished()] == [r.token_ids for r in together]
@@ -227,7 +231,7 @@ def main() -> None:
 
 
 def processor_needed(device: str, alone: Callable[[], Any], tools: ToolUse, rollouts: int, code: str) -> float:
-    """Processor seconds of both halves; torch's threads wait for each other without resting, so it has one here."""
+    """Return the processor seconds of both halves; torch gets one thread, because waiting threads spin."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     sampling = Times()

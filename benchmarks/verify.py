@@ -1,11 +1,11 @@
-"""How fast verifiers are: completions per second with one worker and with one per core, side by side.
+"""Measure the speed of verifiers: completions per second with one worker and with one per core.
 
     python benchmarks/verify.py                         Countdown, and programs against tests
-    python benchmarks/verify.py --data-dir FOLDER       with math500.jsonl and humaneval.jsonl: those too
+    python benchmarks/verify.py --data-dir FOLDER       with math500.jsonl and humaneval.jsonl: also those
 
-Countdown completions are random expressions, judged by one process. Math pairs are answers of MATH-500 against the
-next problem's answer, rewritten so that none is decided by its text; programs are HumanEval's own solutions, or one
-small function.
+Countdown completions are random expressions, verified by one process. Math pairs compare an answer of MATH-500 with the
+next problem's answer, rewritten so that no pair is decided by its text alone. Programs are HumanEval's own solutions,
+or one small function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def countdown(count: int) -> dict[str, Any]:
-    """Random expressions of the given numbers, three in ten of them mutilated."""
+    """Return random expressions of the given numbers, with errors in three of ten."""
     task = get_task("countdown-mini")
     problems = task.problems("holdout", limit=500)
     rng = random.Random(0)
@@ -47,7 +47,7 @@ def mathematics(folder: Path, workers: int) -> dict[str, Any]:
     answers = [json.loads(line)["answer"] for line in (folder / "math500.jsonl").read_text().splitlines()]
     pairs = [(a, f"x = {b}") for a, b in zip(answers, answers[1:] + answers[:1], strict=True)]
     judge = Judge(workers=workers)
-    judge.judge_many([("2k+2", "2(k+1)"), ("2k+2", "2(k+2)"), ("2k", "3k")] * workers)  # starts the workers
+    judge.judge_many([("2k+2", "2(k+1)"), ("2k+2", "2(k+2)"), ("2k", "3k")] * workers)  # start the workers
     return timed("math", len(pairs), workers, lambda: judge.judge_many(pairs))
 
 
@@ -74,11 +74,11 @@ def timed(name: str, count: int, workers: int, run: Callable[[], Any]) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, help="folder with math500.jsonl and humaneval.jsonl")
-    parser.add_argument("--completions", type=int, default=100_000, help="of Countdown")
-    parser.add_argument("--programs", type=int, default=200, help="runs of the one function")
+    parser.add_argument("--completions", type=int, default=100_000, help="number of Countdown completions")
+    parser.add_argument("--programs", type=int, default=200, help="number of runs of the function")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    print(f"sandbox: {', '.join(capabilities().layers)} and limits")  # and starts what it needs
+    print(f"sandbox: {', '.join(capabilities().layers)} and limits")  # also starts the fork server
     results = [countdown(args.completions)]
     counts = sorted({1, CORES})
     if args.data_dir is not None:

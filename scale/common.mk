@@ -1,9 +1,9 @@
-# The virtual environments of make scale: one holds what all of them have, once; the others look into it. Their lists
-# name everything, so pip resolves nothing, and what nobody imports is not compiled.
+# The virtual environments of make scale: one holds the common packages; the others refer to it. Their lists name every
+# package, so pip resolves nothing, and packages that are never imported are not compiled.
 SCALE_COMMON ?= .venv-scale
 SCALE_PIP = -m pip --disable-pip-version-check install --quiet --no-deps --no-compile
 
-# They are compiled when they are first imported, also where the shell says that nothing is to be kept of it.
+# They are compiled on first import, even if the shell disables writing bytecode.
 scale-vllm scale-sharded scale-verl: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: scale-installed
@@ -15,7 +15,7 @@ $(SCALE_COMMON)/.installed: scale/common-requirements.txt scale/common.mk
 	$(SCALE_COMMON)/bin/python $(SCALE_PIP) --requirement scale/common-requirements.txt
 	touch $@
 
-# Makes the environment $(1) with the packages of $(2) beside the common ones, and Explorl.
+# Create the environment $(1) with the packages of $(2) in addition to the common ones, and Explorl.
 define scale-environment
 	$(PYTHON) -m venv $(1)
 	$(SCALE_COMMON)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(1)/common.pth

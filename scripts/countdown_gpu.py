@@ -3,10 +3,10 @@
     python scripts/countdown_gpu.py OUT --data DATA --model SmolLM2-135M-Instruct.Q4_1.gguf
     python scripts/countdown_gpu.py OUT --data DATA --stages rl eval --arm NSR --seed 1 --rl-seconds 150
 
-OUT keeps what later commands go on from: OUT/base (the model of a GGUF file), OUT/sft/model, OUT/<arm>-<seed>/model.
+OUT stores the models for later commands: OUT/base (the model of a GGUF file), OUT/sft/model, OUT/<arm>-<seed>/model.
 DATA is a folder with countdown-3to4-train.jsonl and countdown-3to4-test.jsonl. Arms are those of
-studies/countdown-gpu.yaml. Each stage ends when its seconds are spent. Everything that is measured is printed as a line
-of JSON, and kept in OUT/results.jsonl.
+studies/countdown-gpu.yaml. Each stage ends when its time budget is spent. Every result is printed as a line of JSON
+and appended to OUT/results.jsonl.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from explorl.tasks.countdown.task import Countdown
 if TYPE_CHECKING:
     from explorl.evaluation import Evaluation
 
-# torch, transformers and TRL are imported where they are needed: the processes that write searches begin without them
+# torch, transformers and TRL are imported inside functions, because the processes that write searches do not need them
 
 STUDY = Path(__file__).parents[1] / "studies" / "countdown-gpu.yaml"
 STAGES = ("sft", "rl", "eval")
@@ -65,14 +65,14 @@ def tell(options: argparse.Namespace, result: dict[str, Any]) -> None:
 
 
 def fine_tuned(options: argparse.Namespace) -> dict[str, Any]:
-    """Stage sft: the starting model on searches for generated problems; OUT/sft/model."""
+    """Run stage sft: fine-tune the initial model on searches for generated problems, into OUT/sft/model."""
     begun = time.monotonic()
     if (options.out / "sft" / "model").exists():
         raise ConfigError(
             f"{options.out / 'sft' / 'model'} is there already; leave out the stage sft, or give a new OUT"
         )
     start = starting_model(options)
-    resolve_model(start)  # before minutes are spent
+    resolve_model(start)  # fail early: the next step takes minutes
     rows = corpus(
         options.examples,
         style=options.style,
@@ -147,7 +147,7 @@ def fine_tuned(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def starting_model(options: argparse.Namespace) -> str:
-    """The model by a name that `load_policy` knows; a GGUF file becomes a folder, once."""
+    """Return the model as a name for `load_policy`; convert a GGUF file to a folder, once."""
     if not options.model.endswith(".gguf"):
         return str(options.model)
     from explorl.models.smollm2 import convert_gguf
@@ -163,7 +163,7 @@ def starting_model(options: argparse.Namespace) -> str:
 
 
 def held_out(data: Path) -> set[Key]:
-    """All real problems, and the synthetic ones that are asked."""
+    """Return the keys of all real problems and of the synthetic test problems."""
     real, generated = Countdown(data_dir=data), Countdown(source="generated")
     puzzles = [*real.problems("train"), *real.problems("holdout"), *generated.problems("holdout")]
     return {(tuple(sorted(puzzle.data["nums"])), puzzle.data["target"]) for puzzle in puzzles}
@@ -173,7 +173,7 @@ def held_out(data: Path) -> set[Key]:
 
 
 def reinforced(options: argparse.Namespace) -> dict[str, Any]:
-    """Stage rl: an arm of the study, from OUT/sft/model; OUT/<arm>-<seed>/model."""
+    """Run stage rl: train an arm of the study from OUT/sft/model, into OUT/<arm>-<seed>/model."""
     from rich.console import Console
     from timed_sft import Clock
 
@@ -225,7 +225,7 @@ def run_folder(options: argparse.Namespace) -> Path:
 
 
 def evaluated(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Stage eval: all models by the paper's protocol on each set, then pass@k at temperature 1 on the first one."""
+    """Run stage eval: all models under the paper's protocol on each set, then pass@k at temperature 1 on the first."""
     from timed_sft import Clock
 
     from explorl.evaluation import evaluate, protocol
@@ -238,7 +238,7 @@ def evaluated(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         (chosen, "mecklenburg", paper, options.problems) for chosen in options.sets
     ]
     passk = [(options.sets[0], "plain", {"samples": options.passk}, options.passk_problems)] if options.passk else []
-    for some in (plans, passk):  # the paper's protocol for all models first: seconds may run out
+    for some in (plans, passk):  # the paper's protocol for all models first, because the time may run out
         for name, path in asked_models(options).items():
             policy = load_policy(path, dtype="bfloat16" if has_gpu() else "float32")
             for chosen, how, changes, limit in some:
@@ -276,7 +276,7 @@ def measured(model: str, problems: str, result: Evaluation, seconds: float) -> d
 
 
 def asked_models(options: argparse.Namespace) -> dict[str, str]:
-    """Labels and folders of what is evaluated: as asked, or what the stages of this command have made."""
+    """Return labels and folders of the models to evaluate: those of --models, or those that this command trained."""
     folders = {
         "base": options.out / "base",
         "sft": options.out / "sft" / "model",
@@ -317,29 +317,29 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("out", type=Path)
     add("--data", type=Path, required=True, help="folder with the two files of problems")
-    add("--model", default="smollm2-135m", help="what fine-tuning starts from: a GGUF file, a folder, a name")
+    add("--model", default="smollm2-135m", help="initial model: a GGUF file, a folder or a name")
     add("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     add("--seed", type=int, default=0)
     add("--template", default="paper-opened")
     add("--max-tokens", type=int, default=1024)
-    add("--style", default="systematic", help="how a search is ordered: systematic, shuffled or guided")
+    add("--style", default="systematic", help="order of a search: systematic, shuffled or guided")
     add("--examples", type=int, default=120_000)
-    add("--processes", type=int, default=None, help="that write searches; by default one per core")
+    add("--processes", type=int, default=None, help="number of processes that write searches; default: one per core")
     add("--sft-seconds", type=float, default=215)
     add("--sft-steps", type=int, default=1_000_000)
     add("--sft-rows", type=int, default=128, help="examples per optimizer step")
     add("--sft-rate", type=float, default=1e-3)
     add("--arm", default="GRPO", help="an arm of studies/countdown-gpu.yaml")
-    add("--run", help="another name for its folder")
+    add("--run", help="name of the folder; default: arm and seed")
     add("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes to the configuration of GRPO")
     add("--rl-seconds", type=float, default=300)
     add("--rl-steps", type=int, default=100_000)
-    add("--models", nargs="+", help="what is evaluated: base, sft, GRPO-0, …")
+    add("--models", nargs="+", help="models to evaluate: base, sft, GRPO-0, …")
     add("--sets", nargs="+", choices=SETS, default=["test", "synthetic"])
-    add("--problems", type=int, help="of each set at most")
-    add("--passk", type=int, default=64, help="samples at temperature 1; 0 leaves that out")
+    add("--problems", type=int, help="maximum number of problems per set")
+    add("--passk", type=int, default=64, help="samples at temperature 1; 0 skips pass@k")
     add("--passk-problems", type=int, default=256)
-    add("--repetition-penalty", type=float, default=None, help="in place of the protocol's 1.1")
+    add("--repetition-penalty", type=float, default=None, help="replaces the protocol's 1.1")
     add("--eval-seconds", type=float, default=600)
     options = parser.parse_args(arguments)
     if options.sft_seconds <= 0 or options.sft_steps < 1 or options.examples < 1:

@@ -1,10 +1,10 @@
-"""What scripts/countdown_gpu.py measured, kept in small files; tables and the picture from them.
+"""Store the results of scripts/countdown_gpu.py in small files, and make tables and the figure from them.
 
     python scripts/countdown_results.py keep OUT docs/results/countdown-135m/2026-11-16.json --commit b444f92
     python scripts/countdown_results.py show docs/results/countdown-135m/*.json --picture docs/images/countdown-135m
 
-A file holds the training curves and, for every evaluation, how many samples of each problem were right, so that
-intervals, paired differences and sets of unsolved problems can be computed anew, over several leases of a GPU.
+A file contains the training curves and, for every evaluation, how many samples of each problem were right, so that
+intervals, paired differences and sets of unsolved problems can be recomputed over several GPU sessions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from explorl.stats import Interval, bootstrap_mean, paired_difference
 Record: TypeAlias = dict[str, Any]
 
 PAPER = (("Qwen2-0.5B, SFT *", 0.38), ("Qwen2-0.5B, SFT + GRPO *", 0.43))
-"""Mecklenburg 2025, on 500 problems of its own: the start of its runs, and the best of them (Table 1)."""
+"""Mecklenburg 2025, on its own 500 problems: the start of its runs, and the best of them (Table 1)."""
 CURVES = ("step", "reward", "entropy", "completions/mean_length", "completions/clipped_ratio", "step_time")
 
 
@@ -47,11 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         save(picture(leases[0], evaluations), options.picture.parent, options.picture.name)
 
 
-# -------------------------------------------------------------------- what is kept
+# -------------------------------------------------------------------- stored results
 
 
 def kept(out: Path, commit: str, note: str) -> Record:
-    """Everything of a folder that countdown_gpu.py has filled, without the answers themselves."""
+    """Return the results in a folder of countdown_gpu.py, without the completions."""
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text(encoding="utf-8").splitlines()]
     return {
         "commit": commit,
@@ -93,7 +93,7 @@ def evaluation(path: Path) -> Record:
 
 
 def scores(evaluations: Sequence[Record]) -> Iterator[str]:
-    """Every model by the paper's protocol."""
+    """Yield the table of every model under the paper's protocol."""
     yield "| model | test | synthetic | validation | tokens | cut off |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"
     for model in dict.fromkeys(one["model"] for one in evaluations):
@@ -109,7 +109,7 @@ def scores(evaluations: Sequence[Record]) -> Iterator[str]:
 
 
 def boundaries(evaluations: Sequence[Record]) -> Iterator[str]:
-    """pass@k at temperature 1 on the test problems, and its paired differences to the fine-tuned model."""
+    """Yield the table of pass@k at temperature 1 on the test problems, with paired differences to the SFT model."""
     plain = {one["model"]: one for one in evaluations if (one["problems_of"], one["protocol"]) == ("test", "plain")}
     ks = (1, 4, 16, 64)
     columns = ("model", *(f"pass@{k}" for k in ks), "entropy (nats)", "unsolved", "newly solved", "newly unsolved")
@@ -129,13 +129,13 @@ def boundaries(evaluations: Sequence[Record]) -> Iterator[str]:
 
 
 def turned(one: Record, start: Record) -> list[str]:
-    """How many problems the start never solves and the model does, and the other way round."""
+    """Return how many problems only the model solves, and how many only the start solves."""
     before, now = np.array(start["right"]) > 0, np.array(one["right"]) > 0
     return [str(int((~before & now).sum())), str(int((before & ~now).sum()))]
 
 
 def errors(evaluations: Sequence[Record]) -> Iterator[str]:
-    """Mecklenburg's Figure 6: the share that is right, by numbers given and by operation; and what is wrong."""
+    """Yield Mecklenburg's Figure 6 as a table: the share of right answers by operands and operations, and errors."""
     for one in evaluations:
         if (one["problems_of"], one["protocol"]) == ("test", "mecklenburg"):
             yield f"{one['model']}:"
@@ -179,7 +179,7 @@ def percent(interval: Interval) -> str:
 
 
 def picture(lease: Record, evaluations: Sequence[Record]) -> Any:
-    """Left: accuracy by the paper's protocol, beside the paper's own. Right: pass@k before and after GRPO."""
+    """Draw accuracy next to the paper's (left), and pass@k before and after GRPO (right)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 3.8), layout="constrained")
@@ -231,7 +231,7 @@ LABELS = {
     "sft": "SmolLM2-135M, SFT on searches",
     "GRPO-fast-0": "SmolLM2-135M, SFT + GRPO",
 }
-"""Models of the picture."""
+"""Models in the figure."""
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

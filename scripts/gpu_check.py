@@ -1,11 +1,11 @@
-"""Does everything that is fast compute what it should, on this machine? One line per check, in under four minutes.
+"""Check that all fast paths compute correct results on this machine: one line per check, in under four minutes.
 
     python scripts/gpu_check.py                        on a GPU
-    python scripts/gpu_check.py --device cpu --quick   a part of it anywhere; with TRITON_INTERPRET=1, the kernels too
-    python scripts/gpu_check.py --only kernel          the checks with this in their names
+    python scripts/gpu_check.py --device cpu --quick   some checks on a CPU; with TRITON_INTERPRET=1, also the kernels
+    python scripts/gpu_check.py --only kernel          the checks with this text in their names
 
 Engine against `generate`, packed passes against padded ones, kernels against torch, mixed precision, and one step with
-every strategy, on small models with random weights. The exit status is 1 where a check fails.
+every strategy, on small models with random weights. The exit status is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "entropy_bonus": {"coef": 0.05},
     "reference_reset": {"every": 1},
 }
-"""What strategies need beside their defaults, or to act in the first step."""
+"""Hyperparameters that strategies require, or need to act in the first step."""
 
 
 @dataclass(frozen=True)
 class Here:
-    """Where and how thoroughly."""
+    """The device, and how thorough the checks are."""
 
     device: torch.device
     quick: bool
@@ -79,7 +79,7 @@ class Here:
 
     @property
     def has_kernels(self) -> bool:
-        """On a GPU, or under Triton's interpreter."""
+        """Return whether the kernels run: on a GPU, or under Triton's interpreter."""
         try:
             language = import_module("triton.language")
         except ImportError:
@@ -87,7 +87,7 @@ class Here:
         return self.gpu or type(language.sum).__name__ == "InterpretedFunction"
 
     def model(self, layers: int = 4) -> Any:
-        """A small Llama whose next tokens are not all alike."""
+        """Return a small Llama whose next-token distributions differ."""
         tokenizer = tiny_tokenizer()
         torch.manual_seed(0)
         config = LlamaConfig(
@@ -102,7 +102,7 @@ class Here:
 
 
 Check = Callable[[Here], str | None]
-"""Raises where something is wrong; returns what is worth saying."""
+"""A check raises an error on failure and returns a note."""
 
 
 # -------------------------------------------------------------------- engine
@@ -126,7 +126,7 @@ def engine_half(here: Here) -> str:
 
 
 def _against_forward(here: Here, dtype: torch.dtype, near: float) -> float:
-    """Log-probabilities and entropies of sampled tokens against those of the model's own forward."""
+    """Compare log-probabilities and entropies of sampled tokens with those of the model's own forward pass."""
     model, tokenizer = here.model(), tiny_tokenizer()
     rollouts = Engine(model, tokenizer, dtype=dtype).generate(PROMPTS, 4, SamplingParams(max_tokens=24, seed=1))
     worst, sums, count = 0.0, 0.0, 0
@@ -161,7 +161,7 @@ def engine_kernels(here: Here) -> None:
 
 
 def packed_pass(here: Here) -> str:
-    """Log-probabilities, entropies and gradients; with shared prompts, unrolled and with the model's layers."""
+    """Check log-probabilities, entropies and gradients; with shared prompts, unrolled and with the model's layers."""
     model = here.model()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     draw = torch.Generator().manual_seed(0)
@@ -255,7 +255,7 @@ def sampling_kernel(here: Here) -> None:
 
 
 def _reaches(logits: torch.Tensor, counts: torch.Tensor, mass: float) -> bool:
-    """Whether so many of the likeliest tokens reach the mass, and one fewer does not, by float64.
+    """Return whether this number of most likely tokens reaches the mass in float64 and one fewer does not.
 
     Of 18,000 tokens, the last of which has a probability of 1e-6, float32 does not always find the same one.
     """
@@ -341,7 +341,7 @@ def record_kernel(here: Here) -> None:
 
 
 def digits(completions: Sequence[str], **columns: Any) -> list[float]:
-    """A reward with variance on random text."""
+    """Return a reward that has variance on random text."""
     return [round(sum(c.isdigit() for c in text) / max(len(text), 1), 1) for text in completions]
 
 
@@ -350,7 +350,7 @@ def first_characters(completions: Sequence[str], **columns: Any) -> list[str | N
 
 
 def _step(here: Here, *, bf16: bool, **options: Any) -> Any:
-    """A trainer after its step, on a model of random weights."""
+    """Return a trainer after one step on a model with random weights."""
     arguments: dict[str, Any] = {
         "max_steps": 1, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "num_generations": 4,
         "max_completion_length": 10, "learning_rate": 1e-3, "beta": 0.05, "logging_steps": 1, "save_strategy": "no",
@@ -358,7 +358,7 @@ def _step(here: Here, *, bf16: bool, **options: Any) -> Any:
         "gradient_checkpointing": False, "dataloader_pin_memory": False,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, disabled_progress():
-        here.model(2).save_pretrained(folder)  # TRL loads the reference from where the model is
+        here.model(2).save_pretrained(folder)  # TRL loads the reference from the model's path
         trainer = ExplorationTrainer(
             model=LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32),
             reward_funcs=digits,
@@ -382,7 +382,7 @@ def _logged(trainer: Any) -> dict[str, float]:
 
 
 def mixed_precision(here: Here) -> str:
-    """Weights stay float32 and move; gradients are about those of float32."""
+    """Check that weights stay float32 and change, and that gradients are close to those of float32."""
     norms = {}
     for bf16 in (False, True):
         before = here.model(2).state_dict()
@@ -411,11 +411,11 @@ def strategy_step(name: str) -> Check:
     return check
 
 
-# -------------------------------------------------------------------- all of them
+# -------------------------------------------------------------------- command
 
 
 def checks(here: Here) -> Iterator[tuple[str, Check, bool]]:
-    """Names and checks, and whether they can run here."""
+    """Return the name of each check, the check, and whether it can run here."""
     yield "engine: tokens of generate", engine_greedy, True
     yield "engine: log-probabilities of the model", engine_logps, True
     yield "engine: bfloat16", engine_half, True
@@ -469,7 +469,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
     parser.add_argument("--quick", action="store_true", help="every ninth strategy only")
-    parser.add_argument("--only", default="", metavar="TEXT", help="checks with this in their names")
+    parser.add_argument("--only", default="", metavar="TEXT", help="run only checks with this text in their names")
     parser.add_argument("--traceback", action="store_true", help="show where a check failed")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():

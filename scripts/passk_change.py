@@ -1,4 +1,4 @@
-"""Draws what training did to pass@k in each arm of a study, as its page does, into a file that stands alone.
+"""Draw the change in pass@k of each arm of a study, as on its page, into a standalone file.
 
 The README's figure is made by
 
@@ -34,11 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def alone(svg: str) -> str:
-    """Return the figure of a page as a file of its own, in the page's colours for a light background."""
+    """Return the figure of a page as a standalone file, in the page's colours for a light background."""
     css = (Path(report.__file__).parent / "study.css").read_text(encoding="utf-8")
     colours: dict[str, str] = {}
     for name, value in re.findall(r"--([\w-]+): (#\w+)", css):
-        colours.setdefault(name, value)  # the light ones come first
+        colours.setdefault(name, value)  # the light theme comes first
     svg = re.sub(r"var\(--([\w-]+)\)", lambda variable: colours[variable[1]], svg)
     svg = svg.replace("currentColor", colours["ink"])
     head = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="{FONT}" style="background: {colours["paper"]}"'

@@ -1,4 +1,4 @@
-"""Fine-tuning with a time limit: the learning rate falls with the clock, and training ends with it."""
+"""Supervised fine-tuning with a time limit: the learning rate decays with the elapsed time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transformers import TrainerCallback
 from explorl.training.sft.trainer import PackedSFTTrainer
 
 WARM_UP = 30
-"""Steps over which the learning rate rises."""
+"""Number of warm-up steps."""
 
 
 class Clock:
-    """How much of the seconds is spent; it begins with the first step."""
+    """The share of the time limit that has elapsed, starting with the first step."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self.now = seconds, now
@@ -35,12 +35,12 @@ class Clock:
         return self.elapsed >= self.seconds
 
     def rate(self, step: int) -> float:
-        """The learning rate over its highest: up in `WARM_UP` steps, then down to a fiftieth with the seconds."""
+        """Return the learning rate relative to its maximum: `WARM_UP` steps of warm-up, then a decay to 1/50."""
         return min((step + 1) / WARM_UP, max(1 - self.elapsed / self.seconds, 0.02))
 
 
 class TimedSFTTrainer(PackedSFTTrainer):
-    """Fine-tuning whose learning rate has fallen when the seconds are spent."""
+    """Fine-tuning whose learning rate has decayed when the time limit is reached."""
 
     clock: Clock
 
@@ -50,7 +50,7 @@ class TimedSFTTrainer(PackedSFTTrainer):
 
 
 class Ending(TrainerCallback):
-    """Ends a training with the clock, or after so many steps, and says now and then where it is."""
+    """Stop training at the time limit or after a number of steps, and print the progress regularly."""
 
     def __init__(self, clock: Clock, say: Callable[[str], None]) -> None:
         self.clock, self.say = clock, say

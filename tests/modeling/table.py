@@ -42,20 +42,21 @@ REASONS = [
 INTRO = """\
 # Models
 
-*Engine* is Explorl's own sampling and *training pass* its packed pass over a batch without padding; each is tried on
-the model before it is used, and *right* means that log-probabilities (in training also gradients) are those of the
-model's own forward on each sequence alone, within {tolerance:g} in float32. Where the engine is *refused*, sampling is
-by `model.generate`, and where the training pass *steps aside*, it is TRL's padded pass: one warning gives the reason,
-and nothing has to be set.
+*Engine* is Explorl's own sampling engine and *training pass* its packed pass over a batch without padding. Each is
+compared with the model before its first use. *Right* means that log-probabilities (in training also gradients) equal
+those of the model's own forward pass on each sequence alone, within {tolerance:g} in float32. If the engine is
+*refused*, completions are sampled with `model.generate`. If the training pass *steps aside*, TRL's padded pass is
+used. One warning gives the reason, and you need not set anything.
 
-An *unrolled* pass runs Explorl's own version of the layers, which is faster still. A path that is right *up
-to* a length of the configuration runs while the longest prompt and the longest completion of a batch are together no
-longer. The column *TRL* is for those who step aside: *padding* where TRL's padded rows do not give what the model gives
-on each sequence alone, *head* where TRL's fused head leaves out something that the model does to its logits, or fails.
+An *unrolled* pass runs Explorl's own version of the layers, which is faster still. A path that is right *up to* a
+length of the configuration is used as long as the longest prompt and the longest completion of a batch together are
+no longer. The column *TRL* shows the limits of TRL's own pass, which is used after stepping aside: *padding* if its
+padded rows differ from the model on each sequence alone, *head* if its fused head omits something that the model does
+to its logits, or fails.
 
-Models are tiny, with random weights, on the CPU, and sequences are longer than all windows, chunks and original context
-lengths, which here are of {near} to {far} tokens. A name such as `mistral/full` is another configuration of `mistral`:
-see `tests/modeling/zoo.py`. *Layers* are the classes of what mixes tokens, and kinds of layers.
+The models are tiny, with random weights, on the CPU. The sequences are longer than all windows, chunks and original
+context lengths, which here are {near} to {far} tokens. A name such as `mistral/full` is another configuration of
+`mistral`: see `tests/modeling/zoo.py`. *Layers* lists the classes that mix tokens, and kinds of layers.
 
 {date}{day}.
 
