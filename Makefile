@@ -1,11 +1,11 @@
 # Two commands do everything on a fresh machine with Python 3.11 and make:
-#   make quickstart   set up .venv and see GRPO learn on this computer's CPU, in minutes
+#   make quickstart   set up .venv and train on the CPU with GRPO, in minutes
 #   make test         set up .venv and run all checks
-# And for those who work on it:
+# For contributors:
 #   make slow         the tests that take minutes
-#   make fuzz         the property tests, with examples that nobody has seen before
-#   make oldest       the tests with the oldest versions that pyproject.toml admits; make newest: with the newest
-#   make scale        vLLM, DeepSpeed and verl for real, each in a virtual environment of its own
+#   make fuzz         the property tests, with new random examples
+#   make oldest       the tests with the oldest versions that pyproject.toml allows; make newest: with the newest
+#   make scale        tests with real vLLM, DeepSpeed and verl, each in its own virtual environment
 #   make docs         the documentation as a site, in site/
 #   make peer         Hugging Face's own tests of GRPOTrainer, with ours in its place
 
@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE ?= 1
 quickstart: .venv/.installed
 	$(BIN)/explorl quickstart
 
-# Coverage is measured on the folders whose tests cover them; elsewhere tracing would only cost time, half as much again.
+# Coverage is measured only for packages that their own tests cover; tracing makes tests half as slow again.
 MEASURED := sandbox tasks metrics strategies
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(MEASURED:%=tests/%) \
@@ -36,11 +36,11 @@ types: .venv/.test-installed
 slow: .venv/.test-installed .venv/.docs-installed
 	$(BIN)/python -m pytest -m slow --timeout=3600
 
-# What fails here is kept as an example of the test, with @example, when it is mended.
+# When a failure is fixed, keep its input as an @example of the test.
 fuzz: .venv/.test-installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'hypothesis and not slow' --hypothesis-profile=default
 
-# Other people's versions, each in a virtual environment of its own; torch is what PyPI has, 3 GB with its libraries.
+# Other versions, each in its own virtual environment; torch comes from PyPI, 3 GB with its libraries.
 oldest newest: %: .venv-%/.installed
 	.venv-$@/bin/python -m pytest -n 2 --dist loadfile
 
@@ -50,17 +50,17 @@ oldest newest: %: .venv-%/.installed
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade $(CONSTRAINED) --editable '.[test]'
 	touch $@
 
-# What needs vLLM, DeepSpeed or verl: each has a virtual environment of its own, since their versions exclude each other.
+# Tests with vLLM, DeepSpeed and verl, each in its own virtual environment, since their versions exclude each other.
 scale: scale-installed scale-vllm scale-sharded scale-verl
 -include scale/*.mk
 
-# The documentation as a site, in site/; open site/index.html. A dead link or a page outside the navigation fails.
+# The documentation site, in site/: open site/index.html. Dead links and pages outside the navigation are errors.
 docs: .venv/.docs-installed
 	$(BIN)/python -m tools.docs.reference --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# Hugging Face's own tests of GRPOTrainer, with our trainer in its place: PEER is the command that runs them, beside it
-# are the results of TRL's trainer. TESTS=FILTER runs some of them, as pytest's -k does.
+# Hugging Face's own tests of GRPOTrainer with our trainer in its place: PEER is the command that runs them, and the
+# results of TRL's trainer are beside it. TESTS=FILTER selects tests like pytest's -k.
 PEER ?= ../shared/peer/trl_grpo_tests
 peer: .venv/.peer-installed
 	@test -x '$(PEER)' || { echo 'make peer: there is no command $(PEER); set PEER to one that runs TRL'"'"'s tests'; exit 1; }

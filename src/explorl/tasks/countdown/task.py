@@ -72,7 +72,7 @@ def _plain(text: str) -> str:
 
 
 def sides(answer: str, target: str) -> tuple[str, str | None]:
-    """The expression of an answer, and the result that it states after or before it; None: it states none."""
+    """Return the expression of an answer, and the result stated beside it, or None."""
     left, equals, right = _plain(answer).partition("=")
     if not equals:
         return left, None
@@ -81,7 +81,7 @@ def sides(answer: str, target: str) -> tuple[str, str | None]:
 
 
 def _grade(answer: str, nums: Sequence[int], target: int) -> tuple[str | None, str | None]:
-    """An answer's normal form, and what is wrong with it; None where there is no such thing."""
+    """Return an answer's normal form, or None, and what is wrong with it, or None."""
     expression, stated = sides(answer, str(target))
     try:
         tree = parse(expression)
@@ -148,7 +148,7 @@ class Countdown(Task):
         return [self.problem(*puzzle) for puzzle in self._puzzles(split)[:limit]]
 
     def problem(self, nums: Sequence[int], target: int) -> Problem:
-        """The problem with these numbers and this target; its id does not depend on their order."""
+        """Return the problem with these numbers and this target; its id does not depend on their order."""
         key = f"{'-'.join(map(str, sorted(nums)))}={target}"
         return Problem(f"countdown:{key}", {"nums": list(nums), "target": target})
 
@@ -162,7 +162,7 @@ class Countdown(Task):
         return verify(completion, problem.data["nums"], problem.data["target"], opened)
 
     def examples(self, count: int, *, template: str | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
-        """Reference solutions of the ``sft`` split, pass after pass until there are ``count``.
+        """Yield ``count`` reference solutions of the ``sft`` split, pass after pass.
 
         Each pass has the problems in a new order, their numbers in a new order, and new failed attempts. A problem
         that the style's search does not solve is left out.
