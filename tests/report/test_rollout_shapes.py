@@ -10,7 +10,7 @@ import pytest
 
 from explorl.report.rollout_shapes import blocks, lineage
 from explorl.report.study_page import write_report
-from explorl.report.study_rollouts import compact, measures
+from explorl.report.study_rollouts import compact, token_measures
 
 from .test_browser import CONTRAST, HOSTILE, chromium, opened, pytestmark  # noqa: F401
 
@@ -82,7 +82,7 @@ def test_where_an_answer_comes_from() -> None:
 def test_none_of_it_is_a_measure() -> None:
     rollout = {"arm": "run", "seed": 0, "step": 1, "prompt": "x", "answers": answers()}
     (small,) = compact([rollout])
-    assert {measure.key for measure in measures([small])} <= {"entropy", "category"}
+    assert {measure.key for measure in token_measures([small])} <= {"entropy", "category"}
     assert small["answers"][0]["blocks"] == [(5, 9, "call", "call"), (9, 12, "output", "output")]
     assert "calls" not in small["answers"][0]
     assert "blocks" not in compact([rollout | {"answers": [answer(0, calls=None)]}])[0]["answers"][0]

@@ -13,7 +13,7 @@ from explorl.analysis.impact import Continuation, Side, TokenImpact, fisher, new
 from explorl.analysis.lens_table import table_of
 from explorl.report.lens_rollouts import lens_rollouts
 from explorl.report.study_page import write_report
-from explorl.report.study_rollouts import compact, measures
+from explorl.report.study_rollouts import compact, token_measures
 
 from .test_browser import CONTRAST, HOSTILE, chromium, opened, pytestmark  # noqa: F401
 
@@ -62,7 +62,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_measure_of_a_token_is_there():
     rollouts = compact(lens_rollouts(table(), [impact_at(2, answer=4)]))
     answer = next(one for rollout in rollouts for one in rollout["answers"] if "impacts" in one)
-    found = {measure.key: measure for measure in measures(rollouts)}
+    found = {measure.key: measure for measure in token_measures(rollouts)}
     assert list(found) == ["entropy", "logp", "advantage", "update_size", "delta_p", "impact", "category"]
     assert found["category"].names == CATEGORIES
     assert (found["impact"].low, found["impact"].high) == (-1.0, 1.0)

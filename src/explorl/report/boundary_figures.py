@@ -79,7 +79,7 @@ def _figure(rows: int, columns: int, size: tuple[float, float], **options: Any) 
         yield figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def _look(index: int) -> dict[str, Any]:
+def _line_style(index: int) -> dict[str, Any]:
     return {
         "color": COLOURS[index % len(COLOURS)],
         "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
@@ -99,7 +99,7 @@ def curves(boundary: Boundary, kind: str) -> Any:
         axes = grid[0, 0]
         for index, (name, found) in enumerate(boundary.scores.items()):
             points = [(k, found["pass@1" if k == 1 else f"{kind}@{k}"]) for k in boundary.ks]
-            _curve(axes, [(k, value) for k, value in points if value is not None], name, _look(index))
+            _curve(axes, [(k, value) for k, value in points if value is not None], name, _line_style(index))
         _k_axis(axes, boundary.ks)
         axes.set_ylabel(f"{kind}@k (%)")
         axes.set_ylim(bottom=max(0, axes.get_ylim()[0]), top=min(102, axes.get_ylim()[1]))
@@ -107,11 +107,11 @@ def curves(boundary: Boundary, kind: str) -> Any:
     return figure
 
 
-def _curve(axes: Any, points: Sequence[tuple[int, Interval]], name: str, look: Mapping[str, Any]) -> None:
+def _curve(axes: Any, points: Sequence[tuple[int, Interval]], name: str, style: Mapping[str, Any]) -> None:
     ks = [k for k, _ in points]
     low, mean, high = (np.array([getattr(value, end) for _, value in points]) * 100 for end in ("low", "mean", "high"))
-    axes.fill_between(ks, low, high, color=look["color"], alpha=0.15, linewidth=0)
-    axes.plot(ks, mean, linewidth=2, markersize=5, label=name, **look)
+    axes.fill_between(ks, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    axes.plot(ks, mean, linewidth=2, markersize=5, label=name, **style)
 
 
 def _k_axis(axes: Any, ks: Sequence[int]) -> None:
@@ -134,7 +134,7 @@ def difference_curves(boundary: Boundary) -> Any:
         axes.axhline(0, color="0.4", linewidth=1)
         for index, name in enumerate(others, start=1):
             points = [(k, by_key[name, first, f"pass@{k}"]) for k in boundary.ks]
-            _curve(axes, points, name, _look(index))
+            _curve(axes, points, name, _line_style(index))
         _k_axis(axes, boundary.ks)
         axes.set_ylabel("difference in pass@k (points)")
         axes.set_title(f"against {first}, paired by problem", fontsize=10)
@@ -197,8 +197,8 @@ def venn(boundary: Boundary) -> Any:
         axes = grid[0, 0]
         for index, (name, problems) in enumerate(sets.items()):
             x, y, width, height, angle = ELLIPSES[len(sets)][index]
-            look = {"facecolor": COLOURS[index], "edgecolor": COLOURS[index]}
-            axes.add_patch(Ellipse((x, y), width, height, angle=angle, alpha=0.22, linewidth=0, **look))
+            style = {"facecolor": COLOURS[index], "edgecolor": COLOURS[index]}
+            axes.add_patch(Ellipse((x, y), width, height, angle=angle, alpha=0.22, linewidth=0, **style))
             axes.add_patch(
                 Ellipse((x, y), width, height, angle=angle, fill=False, linewidth=2, edgecolor=COLOURS[index])
             )

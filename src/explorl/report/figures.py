@@ -9,7 +9,7 @@ import numpy as np
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's palette
 
 
-def smoothed(values: Sequence[float | None], window: int) -> np.ndarray:
+def running_mean(values: Sequence[float | None], window: int) -> np.ndarray:
     """Mean of `window` values around each place, of fewer at both ends; what was not measured is left out."""
     data = np.array([np.nan if value is None else value for value in values], dtype=float)
     known = np.isfinite(data)

@@ -14,7 +14,7 @@ from explorl.analysis.lens import Drawing
 from explorl.analysis.probability_shift import SMALL, Bins, Updates
 from explorl.analysis.reward_stages import EntropyLaw, Stages, law_summary, stages_summary
 from explorl.core.text import clean
-from explorl.report.figures import smoothed
+from explorl.report.figures import running_mean
 from explorl.report.lens_render import Palette
 from explorl.report.study_figures import smoothing_window
 from explorl.stats import Interval
@@ -265,7 +265,7 @@ def _course(axes: Any, steps: Any, values: Any, colour: str, name: str, dash: An
     window = smoothing_window(len(steps))
     if window > 1:
         axes.plot(steps, values, color=colour, **_DOTS)
-    axes.plot(steps, smoothed(values, window), color=colour, linewidth=1.9, linestyle=dash, label=name)
+    axes.plot(steps, running_mean(values, window), color=colour, linewidth=1.9, linestyle=dash, label=name)
 
 
 def _dot(axes: Any, place: float, interval: Interval, colour: str, *, filled: bool) -> None:

@@ -28,10 +28,10 @@ def lens_results(folder: str | Path) -> list[dict[str, Any]]:
     place = Path(folder) / "analysis"
     if (place / "analysis.json").is_file():
         try:
-            return _stored(place, _last_step(Path(folder)))
+            return _stored_results(place, _last_step(Path(folder)))
         except (StoreError, OSError, ValueError, KeyError, TypeError, AttributeError):
             pass  # damaged, of another version or of an earlier step: made anew
-    return _made(Path(folder))
+    return _computed_results(Path(folder))
 
 
 def _last_step(folder: Path) -> int:
@@ -51,7 +51,7 @@ def lens_sections(results: Mapping[str, Any]) -> list[Section]:
     ]
 
 
-def _stored(place: Path, last_step: int) -> list[dict[str, Any]]:
+def _stored_results(place: Path, last_step: int) -> list[dict[str, Any]]:
     held = read_json(place / "analysis.json")
     if held["last_step"] < last_step:
         raise ValueError(f"{place} was made at step {held['last_step']}, and the run is at {last_step}")
@@ -61,7 +61,7 @@ def _stored(place: Path, last_step: int) -> list[dict[str, Any]]:
             {
                 "title": figure["title"],
                 "caption": figure["caption"],
-                "svg": _element((place / figure["svg"]).read_text(encoding="utf-8")),
+                "svg": _page_element((place / figure["svg"]).read_text(encoding="utf-8")),
                 "numbers": _numbers(figure["name"], entry["tables"]),
             }
             for figure in entry.get("figures") or []
@@ -71,19 +71,19 @@ def _stored(place: Path, last_step: int) -> list[dict[str, Any]]:
     return found
 
 
-def _made(folder: Path) -> list[dict[str, Any]]:
+def _computed_results(folder: Path) -> list[dict[str, Any]]:
     """Runs what needs records alone."""
     from explorl.analysis.lens import Context
     from explorl.analysis.lens_table import read_run
     from explorl.report.lens_render import page_svg
-    from explorl.report.run_analyses import analyzed, chosen, entry_of
+    from explorl.report.run_analyses import outcome_entry, run_analyses, select_analyses
 
     if not _has_tokens(folder):
         return []
     table = read_run(folder, most_tokens=MOST_TOKENS)
     found = []
-    for outcome in analyzed(table, Context(), chosen()):
-        entry = entry_of(outcome)
+    for outcome in run_analyses(table, Context(), select_analyses()):
+        entry = outcome_entry(outcome)
         if entry["available"] and entry["figures"]:
             pictures = [
                 {
@@ -110,7 +110,7 @@ def _has_tokens(folder: Path) -> bool:
     return False
 
 
-def _element(svg: str) -> str:
+def _page_element(svg: str) -> str:
     """An SVG file as an element of the page, without its own colours; `ValueError` where it is none that we wrote."""
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<style>[^<]*</style>", "", element)

@@ -42,7 +42,7 @@ MOST_ROWS = 400
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AnalysisOutcome:
     """What an analysis gave."""
 
     analysis: Analysis
@@ -58,7 +58,7 @@ class Outcome:
         return typeset(self.analysis.summary(self.result))
 
 
-def chosen(only: Sequence[str] = (), *, lone: bool = False) -> list[Analysis]:
+def select_analyses(only: Sequence[str] = (), *, lone: bool = False) -> list[Analysis]:
     """The analyses of these names or import paths; without any, all that run unasked."""
     if only:
         found = [find(name, ANALYSES) for name in dict.fromkeys(only)]
@@ -69,12 +69,12 @@ def chosen(only: Sequence[str] = (), *, lone: bool = False) -> list[Analysis]:
     return [one for one in ANALYSES if not one.asked and (one.lone or not lone)]
 
 
-def analyzed(table: LensTable, context: Context, analyses: Iterable[Analysis]) -> list[Outcome]:
+def run_analyses(table: LensTable, context: Context, analyses: Iterable[Analysis]) -> list[AnalysisOutcome]:
     """Runs every analysis; one that cannot does not keep the others from it."""
     outcomes = []
     for analysis in analyses:
         try:
-            outcome = Outcome(analysis, analysis.run(table, context))
+            outcome = AnalysisOutcome(analysis, analysis.run(table, context))
             if not isinstance(outcome.result, Unavailable):  # what is shown must be there too
                 _ = outcome.summary, analysis.tables(outcome.result), analysis.drawings(outcome.result)
         except Exception as error:
@@ -83,13 +83,13 @@ def analyzed(table: LensTable, context: Context, analyses: Iterable[Analysis]) -
     return outcomes
 
 
-def _failure(analysis: Analysis, error: Exception) -> Outcome:
+def _failure(analysis: Analysis, error: Exception) -> AnalysisOutcome:
     """What an analysis that broke gave; in debugging, the error itself."""
     if os.environ.get("EXPLORL_DEBUG"):
         raise error
     text = " ".join(str(error).split()) or "no message"
     kind = "" if isinstance(error, ValueError | ModelError) else f"it failed: {type(error).__name__}: "
-    return Outcome(analysis, Unavailable(kind + text), failed=True)
+    return AnalysisOutcome(analysis, Unavailable(kind + text), failed=True)
 
 
 def run_context(folder: str | Path, *, trust_remote_code: bool = False, **more: Any) -> Context:
@@ -128,9 +128,9 @@ def analyze_run(
     options: Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[Path, list[Outcome]]:
+) -> tuple[Path, list[AnalysisOutcome]]:
     """Analyses a run into ``RUN/analysis`` or ``out``; what earlier calls found of other analyses stays there."""
-    analyses = chosen(only)
+    analyses = select_analyses(only)
     table = read_run(folder)
     place = _folder(Path(out) if out else Path(folder) / FOLDER)
     context = run_context(folder, trust_remote_code=trust_remote_code, seed=seed, options=options or {}, say=say)
@@ -156,12 +156,12 @@ def analyze_checkpoint(
     batch_size: int | None = None,
     trust_remote_code: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[Path, list[Outcome]]:
+) -> tuple[Path, list[AnalysisOutcome]]:
     """Samples answers of a checkpoint and runs what needs no training history."""
     from explorl.analysis.checkpoint_samples import checkpoint_table
     from explorl.evaluation import protocol as named
 
-    analyses = chosen(only, lone=True)
+    analyses = select_analyses(only, lone=True)
     asked = get_task(task, **(task_options or {}))
     place = _folder(Path(out) if out else Path("runs") / f"analysis-{file_name(model)}-{file_name(task)}")
     policy = load_policy(model, dtype=dtype, trust_remote_code=trust_remote_code)
@@ -176,10 +176,10 @@ def analyze_checkpoint(
 
 def _finished(
     place: Path, table: LensTable, context: Context, analyses: Sequence[Analysis]
-) -> tuple[Path, list[Outcome]]:
+) -> tuple[Path, list[AnalysisOutcome]]:
     for note in table.notes:
         context.say(note)
-    outcomes = analyzed(table, context, analyses)
+    outcomes = run_analyses(table, context, analyses)
     for key in sorted(set(context.options) - context.asked):
         known = sorted(name for name in context.asked if name.split(".")[0] == key.split(".")[0])
         offer = f"; there are {', '.join(known)}" if known else "; no analysis that ran has such an option"
@@ -188,7 +188,9 @@ def _finished(
 
 
 # ---------------------------------------------------------------------------- writing
-def write_outcomes(place: Path, table: LensTable, outcomes: Sequence[Outcome], *, seed: int) -> list[Outcome]:
+def write_outcomes(
+    place: Path, table: LensTable, outcomes: Sequence[AnalysisOutcome], *, seed: int
+) -> list[AnalysisOutcome]:
     """Writes figures, tables and analysis.json; entries of analyses that did not run now are kept.
 
     Returns the outcomes; one whose figures cannot be drawn is a failed one.
@@ -203,7 +205,7 @@ def write_outcomes(place: Path, table: LensTable, outcomes: Sequence[Outcome], *
             raise
         except Exception as error:
             outcome = _failure(outcome.analysis, error)
-            entry = entry_of(outcome)
+            entry = outcome_entry(outcome)
         written.append(outcome)
         entries[outcome.analysis.name] = entry
         for name in old - _files(entry):
@@ -254,9 +256,9 @@ def _files(entry: Mapping[str, Any]) -> set[str]:
     return {name for name in names if isinstance(name, str) and name == Path(name).name and name != ".."}
 
 
-def _written(place: Path, outcome: Outcome) -> dict[str, Any]:
+def _written(place: Path, outcome: AnalysisOutcome) -> dict[str, Any]:
     """Writes the files of an outcome; its entry in analysis.json."""
-    entry = entry_of(outcome)
+    entry = outcome_entry(outcome)
     if not entry["available"]:
         return entry
     for drawing, figure in zip(outcome.analysis.drawings(outcome.result), entry["figures"], strict=True):
@@ -268,7 +270,7 @@ def _written(place: Path, outcome: Outcome) -> dict[str, Any]:
     return entry
 
 
-def entry_of(outcome: Outcome) -> dict[str, Any]:
+def outcome_entry(outcome: AnalysisOutcome) -> dict[str, Any]:
     """An outcome as plain values."""
     entry: dict[str, Any] = {"title": outcome.analysis.title, "available": not isinstance(outcome.result, Unavailable)}
     if not entry["available"]:

@@ -14,9 +14,9 @@ from explorl.analysis.interim_looks import found_words, plan_words, power_words
 from explorl.core.store import cleaned, write_text
 from explorl.report import study_sections as sections
 from explorl.report.lens_sections import lens_sections
-from explorl.report.study_figures import Look, looks, swatch
-from explorl.report.study_numbers import spoken
-from explorl.report.study_rollouts import compact, measures, script_json, trimmed
+from explorl.report.study_figures import LineStyle, line_styles, swatch
+from explorl.report.study_numbers import format_with_unit
+from explorl.report.study_rollouts import compact, script_json, token_measures, trim_rollouts
 
 NOUNS = {"runs": "run", "comparison": "model"}
 """What is set side by side, by the kind of results; an arm, where it is a study's."""
@@ -34,7 +34,7 @@ def write_report(path: Path, results: Mapping[str, Any], *, max_bytes: int = 5_0
             f"the report of {results.get('title')!r} takes {rest:,} bytes without any rollout, more than "
             f"max_bytes={max_bytes:,}; allow more, for instance max_bytes={2 * rest:,}"
         )
-    kept = trimmed(rollouts, max_bytes - rest)
+    kept = trim_rollouts(rollouts, max_bytes - rest)
     write_text(path, _render(content, rollouts, kept))
 
 
@@ -42,7 +42,7 @@ def _content(results: Mapping[str, Any]) -> dict[str, Any]:
     """Everything on the page but the rollouts."""
     arms: Sequence[Mapping[str, Any]] = results.get("arms") or []
     names = [arm["name"] for arm in arms]
-    arm_looks = looks(names, results.get("baseline"))
+    styles = line_styles(names, results.get("baseline"))
     return {
         "title": results.get("title") or "Study",
         "verdict": results.get("verdict") or "",
@@ -50,13 +50,13 @@ def _content(results: Mapping[str, Any]) -> dict[str, Any]:
         "baseline": results.get("baseline") or "",
         "facts": _facts(results),
         "note": _note(results),
-        "swatches": {name: swatch(look) for name, look in arm_looks.items()},
-        "places": {name: look.place for name, look in arm_looks.items()},
+        "swatches": {name: swatch(style) for name, style in styles.items()},
+        "places": {name: style.place for name, style in styles.items()},
         "summary": sections.summary(results),
         "noun": NOUNS.get(results.get("kind") or "", "arm"),
         "figures": [
             figure
-            for figure in _figures(results, arms, arm_looks)
+            for figure in _figures(results, arms, styles)
             if figure[3] or results.get("kind") not in ("runs", "comparison")
         ],
         "unsolvable": sections.unsolvable_counts(arms),
@@ -67,17 +67,17 @@ def _content(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figures(
-    results: Mapping[str, Any], arms: Sequence[Mapping[str, Any]], arm_looks: Mapping[str, Look]
+    results: Mapping[str, Any], arms: Sequence[Mapping[str, Any]], styles: Mapping[str, LineStyle]
 ) -> list[tuple[str, str, str, list[sections.Picture]]]:
     """The sections with pictures: id, heading, what one is called, and the pictures."""
     return [
-        ("over-training", "pass@k over training", "pass@k over training", sections.over_training(arms, arm_looks)),
-        ("pass-at-k", "pass@k", "pass@k curve", sections.pass_at_k(results, arm_looks)),
-        ("plane", "Entropy and accuracy", "entropy with accuracy", sections.entropy_plane(results, arm_looks)),
-        ("curves", "Learning curves", "learning curve", sections.learning_curves(arms, arm_looks)),
-        ("unsolvable", "What stays unsolved", "unsolvable set", sections.unsolvable(results, arm_looks)),
-        ("errors", "Errors", "error breakdown", sections.errors(arms, arm_looks)),
-        ("logs", "Strategy logs", "strategy log", sections.strategy_logs(arms, arm_looks)),
+        ("over-training", "pass@k over training", "pass@k over training", sections.over_training(arms, styles)),
+        ("pass-at-k", "pass@k", "pass@k curve", sections.pass_at_k(results, styles)),
+        ("plane", "Entropy and accuracy", "entropy with accuracy", sections.entropy_plane(results, styles)),
+        ("curves", "Learning curves", "learning curve", sections.learning_curves(arms, styles)),
+        ("unsolvable", "What stays unsolved", "unsolvable set", sections.unsolvable(results, styles)),
+        ("errors", "Errors", "error breakdown", sections.errors(arms, styles)),
+        ("logs", "Strategy logs", "strategy log", sections.strategy_logs(arms, styles)),
         *lens_sections(results),
     ]
 
@@ -90,7 +90,7 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         "baseline": results.get("baseline") if len(results.get("arms") or []) > 1 else None,
         "steps": results.get("steps"),
         "evaluation": f"{problems} problems × {samples} samples" if problems and samples else None,
-        "target": None if results.get("target") is None else spoken(results["target"], "%"),
+        "target": None if results.get("target") is None else format_with_unit(results["target"], "%"),
         "date": results.get("date"),
         "explorl": results.get("version"),
         "commit": results.get("commit"),
@@ -106,7 +106,8 @@ def _note(results: Mapping[str, Any]) -> str:
     effect = results.get("minimum_detectable_effect")
     if effect is None:
         return ""
-    return f"A study of this size finds differences in pass@1 from about {spoken(effect, '%')[:-2]} points upwards."
+    points = format_with_unit(effect, "%")[:-2]
+    return f"A study of this size finds differences in pass@1 from about {points} points upwards."
 
 
 def _render(content: Mapping[str, Any], rollouts: Sequence[Any], kept: Sequence[dict[str, Any]]) -> str:
@@ -131,8 +132,8 @@ def _render(content: Mapping[str, Any], rollouts: Sequence[Any], kept: Sequence[
         script_hash=base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode(),
         trimmed_note=trimmed_note,
         rollout_count=len(kept),
-        measures=measures(kept),
-        measures_json=script_json([asdict(measure) for measure in measures(kept)]),
+        measures=token_measures(kept),
+        measures_json=script_json([asdict(measure) for measure in token_measures(kept)]),
         rollouts_json=script_json(list(kept)),
     )
 

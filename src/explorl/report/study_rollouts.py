@@ -11,11 +11,11 @@ from typing import Any, Literal
 from explorl.analysis.categories import CATEGORIES, categories_of
 from explorl.core.text import clean
 from explorl.report.rollout_shapes import blocks, lineage
-from explorl.report.study_numbers import finite
+from explorl.report.study_numbers import finite_or_none
 
 
 @dataclass(frozen=True)
-class Measure:
+class TokenMeasure:
     """A number that every token has, and the scale in which it shades the token.
 
     ``sequential`` shades more the further a value lies above ``low``, ``reversed`` the further it lies below ``high``,
@@ -36,14 +36,14 @@ class Measure:
 
 
 MEASURES = (
-    Measure("entropy", "entropy", "nats", low=0.0),
-    Measure("logp", "probability", scale="reversed", low=0.0, high=1.0, exponential=True),
-    Measure("advantage", "advantage", scale="diverging"),
-    Measure("weight", "strategy weight", scale="diverging", centre=1.0),
-    Measure("update_size", "update size G", low=0.0),
-    Measure("delta_p", "probability change Δp", scale="diverging"),
-    Measure("impact", "impact", scale="diverging", low=-1.0, high=1.0),
-    Measure("category", "category", scale="nominal", names=CATEGORIES),
+    TokenMeasure("entropy", "entropy", "nats", low=0.0),
+    TokenMeasure("logp", "probability", scale="reversed", low=0.0, high=1.0, exponential=True),
+    TokenMeasure("advantage", "advantage", scale="diverging"),
+    TokenMeasure("weight", "strategy weight", scale="diverging", centre=1.0),
+    TokenMeasure("update_size", "update size G", low=0.0),
+    TokenMeasure("delta_p", "probability change Δp", scale="diverging"),
+    TokenMeasure("impact", "impact", scale="diverging", low=-1.0, high=1.0),
+    TokenMeasure("category", "category", scale="nominal", names=CATEGORIES),
 )
 """Measures in the order of their keys 1, 2, …; a record with another name is shown too, after these."""
 _NOT_MEASURES = (
@@ -55,7 +55,7 @@ CONTINUATIONS, LETTERS = 8, 400
 _QUANTILE = 0.98  # a few extreme tokens would leave all others unshaded
 
 
-def measures(rollouts: Sequence[Mapping[str, Any]]) -> list[Measure]:
+def token_measures(rollouts: Sequence[Mapping[str, Any]]) -> list[TokenMeasure]:
     """The measures that these rollouts have, with the ends of their scales."""
     values: dict[str, list[float]] = {}
     for rollout in rollouts:
@@ -67,10 +67,10 @@ def measures(rollouts: Sequence[Mapping[str, Any]]) -> list[Measure]:
     order = [key for key in known if values.get(key)] + sorted(
         key for key in values if key not in known and values[key]
     )
-    return [_ended(known.get(key, Measure(key, key.replace("_", " "))), values[key]) for key in order]
+    return [_ended(known.get(key, TokenMeasure(key, key.replace("_", " "))), values[key]) for key in order]
 
 
-def _ended(measure: Measure, values: list[float]) -> Measure:
+def _ended(measure: TokenMeasure, values: list[float]) -> TokenMeasure:
     if measure.scale == "nominal" or (measure.scale == "diverging" and measure.high is not None):
         return measure
     if measure.scale == "diverging":
@@ -80,7 +80,7 @@ def _ended(measure: Measure, values: list[float]) -> Measure:
         low = measure.low if measure.low is not None else min(values)
         high = measure.high if measure.high is not None else _quantile(values)
         high = high if high > low else low + 1.0
-    return Measure(**(asdict(measure) | {"low": round(low, 4), "high": round(high, 4)}))
+    return TokenMeasure(**(asdict(measure) | {"low": round(low, 4), "high": round(high, 4)}))
 
 
 def _quantile(values: list[float]) -> float:
@@ -162,7 +162,7 @@ def _records(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _short(value: Any) -> float | None:
-    number = finite(value)
+    number = finite_or_none(value)
     if number is None:
         return None
     short = round(float(f"{number:.4g}"), 3)
@@ -177,7 +177,7 @@ def script_json(value: Any) -> str:
     return text
 
 
-def trimmed(rollouts: Sequence[dict[str, Any]], room: int) -> list[dict[str, Any]]:
+def trim_rollouts(rollouts: Sequence[dict[str, Any]], room: int) -> list[dict[str, Any]]:
     """As many of the rollouts as fit into `room` bytes, evenly over arms, seeds and steps.
 
     First each arm, seed and step loses prompts, down to one; then that prompt loses answers, down to a correct and a

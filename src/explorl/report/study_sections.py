@@ -10,7 +10,7 @@ from typing import Any
 from explorl.report.study_figures import (
     MANY,
     Bar,
-    Look,
+    LineStyle,
     Series,
     bars,
     frame_of,
@@ -20,7 +20,16 @@ from explorl.report.study_figures import (
     regions,
     smoothing_window,
 )
-from explorl.report.study_numbers import NOTHING, finite, interval, mark, minus, scaled, spoken, written
+from explorl.report.study_numbers import (
+    NOTHING,
+    difference_mark,
+    finite_or_none,
+    format_interval,
+    format_number,
+    format_with_unit,
+    scaled,
+    with_minus_sign,
+)
 
 CURVE_UNITS = {"training accuracy": "%", "holdout pass@1": "%", "entropy": "nats", "length": "tokens"}
 PANELS = 3
@@ -77,13 +86,13 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
                 {
                     "label": measure["label"],
                     "unit": measure["shown_unit"],
-                    "mean": written(value.get("mean"), unit),
-                    "interval": " ".join(filter(None, [interval(value, unit), value.get("note")])),
-                    "difference": written(difference.get("mean"), unit, signed=True) if difference else "",
+                    "mean": format_number(value.get("mean"), unit),
+                    "interval": " ".join(filter(None, [format_interval(value, unit), value.get("note")])),
+                    "difference": format_number(difference.get("mean"), unit, signed=True) if difference else "",
                     "difference_interval": " ".join(
-                        filter(None, [interval(difference, unit, signed=True), (difference or {}).get("note")])
+                        filter(None, [format_interval(difference, unit, signed=True), (difference or {}).get("note")])
                     ),
-                    "mark": mark(difference, wanted[key]),
+                    "mark": difference_mark(difference, wanted[key]),
                 }
             )
         seeds, failed = arm.get("seeds") or [], arm.get("failed") or {}
@@ -133,7 +142,7 @@ def _differences(results: Mapping[str, Any], measures: Sequence[Mapping[str, str
             if difference:
                 unit = measure["unit"]
                 name = measure["label"] + (f" ({_points(unit)})" if unit else "")
-                ends = (written(difference.get(end), unit, signed=True) for end in ("mean", "low", "high"))
+                ends = (format_number(difference.get(end), unit, signed=True) for end in ("mean", "low", "high"))
                 rows.append([arm["name"], name, *ends, _p(difference.get("p")), _p(difference.get("p_corrected"))])
     return Numbers(["arm", "measure", "difference", "low", "high", "p", "corrected p"], rows)
 
@@ -143,11 +152,11 @@ def _points(unit: str) -> str:
 
 
 def _p(value: Any) -> str:
-    p = finite(value)
+    p = finite_or_none(value)
     return NOTHING if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def learning_curves(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
+def learning_curves(arms: Sequence[Arm], styles: Mapping[str, LineStyle]) -> list[Picture]:
     """A picture for each curve that any arm has, in the order of `CURVE_UNITS`."""
     told = any(arm.get("over_training") for arm in arms)  # in a section of its own
     recorded = {
@@ -158,11 +167,11 @@ def learning_curves(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Pict
     for index, name in enumerate(names):
         unit = CURVE_UNITS.get(name, "%" if "pass@" in name or "accuracy" in name else "")
         curves = {arm["name"]: ((arm.get("curves") or {}).get(name) or {}) for arm in arms}
-        pictures += _curves(curves, looks, f"curve{index}", _capital(name), name, unit)
+        pictures += _curves(curves, styles, f"curve{index}", _capital(name), name, unit)
     return pictures
 
 
-def strategy_logs(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
+def strategy_logs(arms: Sequence[Arm], styles: Mapping[str, LineStyle]) -> list[Picture]:
     """A picture for each number that a strategy logged."""
     names = list({name: None for arm in arms for name in arm.get("strategy_logs") or {}})
     pictures = []
@@ -170,11 +179,11 @@ def strategy_logs(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Pictur
         curves = {arm["name"]: ((arm.get("strategy_logs") or {}).get(name) or {}) for arm in arms}
         parts = name.removeprefix("strategy/").split("/")
         what = parts[-1].replace("_", " ")
-        pictures += _curves(curves, looks, f"log{index}", " · ".join([*parts[:-1], what]), what, "")
+        pictures += _curves(curves, styles, f"log{index}", " · ".join([*parts[:-1], what]), what, "")
     return pictures
 
 
-def pass_at_k(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Picture]:
+def pass_at_k(results: Mapping[str, Any], styles: Mapping[str, LineStyle]) -> list[Picture]:
     """pass@k by k, before training and at the end; and how much training changed it."""
     arms: Sequence[Arm] = results.get("arms") or []
     curves = {}
@@ -182,11 +191,11 @@ def pass_at_k(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Pic
         curve = arm.get("pass_at_k") or {}
         band = (curve.get("band") or "95 % interval") if curve.get("low") else None
         curves[arm["name"]] = {**curve, "step": curve.get("k"), "band": band}
-    pictures = _curves(curves, looks, "passk", "pass@k on the holdout", "pass@k", "%", x="k")
-    return pictures + gains(arms, looks)
+    pictures = _curves(curves, styles, "passk", "pass@k on the holdout", "pass@k", "%", x="k")
+    return pictures + gains(arms, styles)
 
 
-def gains(arms: Sequence[Arm], looks: Mapping[str, Look], *, named: bool = False) -> list[Picture]:
+def gains(arms: Sequence[Arm], styles: Mapping[str, LineStyle], *, named: bool = False) -> list[Picture]:
     """What training did to pass@k, by k: where a line crosses zero, the policy lost what it could reach before."""
     series = {
         arm["name"]: _series({**arm["gain"], "step": arm["gain"]["k"]}, "%")
@@ -199,12 +208,14 @@ def gains(arms: Sequence[Arm], looks: Mapping[str, Look], *, named: bool = False
     told = []
     for name, curve in series.items():
         ends = [(k, value) for k, value in zip(curve.x, curve.mean, strict=False) if value is not None]
-        words = (f"{minus(f'{value:+.1f}')} points at k = {k:g}" for k, value in dict.fromkeys((ends[0], ends[-1])))
+        words = (
+            f"{with_minus_sign(f'{value:+.1f}')} points at k = {k:g}" for k, value in dict.fromkeys((ends[0], ends[-1]))
+        )
         told.append(f"{name} {' and '.join(words)}")
     label = f"Change from before training to the end: {'; '.join(told)}."
     svg = lines(
         series,
-        looks,
+        styles,
         identifier="gain",
         label=label,
         x="k",
@@ -225,7 +236,7 @@ def gains(arms: Sequence[Arm], looks: Mapping[str, Look], *, named: bool = False
     ]
 
 
-def over_training(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
+def over_training(arms: Sequence[Arm], styles: Mapping[str, LineStyle]) -> list[Picture]:
     """Held-out pass@k by step for several k: what training gains at k = 1, and what it may lose at the largest."""
     ks = sorted({int(k) for arm in arms for k in arm.get("over_training") or {}})
     if not any(
@@ -239,7 +250,7 @@ def over_training(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Pictur
     for k in dict.fromkeys(chosen):
         curves = {arm["name"]: (arm.get("over_training") or {}).get(str(k)) or {} for arm in arms}
         pictures += _curves(
-            curves, looks, f"over{k}", f"pass@{k} over training", f"held-out pass@{k}", "%", smooth=False
+            curves, styles, f"over{k}", f"pass@{k} over training", f"held-out pass@{k}", "%", smooth=False
         )
     return pictures
 
@@ -261,13 +272,13 @@ def _all_ks(arm: Arm, ks: Sequence[int]) -> list[Picture]:
 
 def _series(curve: Mapping[str, Any], unit: str) -> Series:
     ends = [[scaled(value, unit) for value in curve.get(key) or []] for key in ("mean", "low", "high")]
-    places = [finite(value) for value in curve.get("step") or []][: len(ends[0])]
+    places = [finite_or_none(value) for value in curve.get("step") or []][: len(ends[0])]
     return Series(places, ends[0][: len(places)], ends[1], ends[2])
 
 
 def _curves(
     curves: Mapping[str, Mapping[str, Any]],
-    looks: Mapping[str, Look],
+    styles: Mapping[str, LineStyle],
     identifier: str,
     title: str,
     y: str,
@@ -284,7 +295,7 @@ def _curves(
     label = _ends(title, series, unit, x)
     svg = lines(
         series,
-        looks,
+        styles,
         identifier=identifier,
         label=label,
         x="training step" if x == "step" else x,
@@ -313,12 +324,12 @@ def _ends(title: str, series: Mapping[str, Series], unit: str, x: str) -> str:
     place = max(place for curve in series.values() for place in curve.x if place is not None)
     at = f"at {x} {place:g}" if x == "step" else f"at {x} = {place:g}"
     if len(last) == 1:
-        return f"{title}: {spoken(last[best], unit)} {at} ({best})."
+        return f"{title}: {format_with_unit(last[best], unit)} {at} ({best})."
     if last[best] == last[worst]:
-        return f"{title}: all arms end at {spoken(last[best], unit)} {at}."
+        return f"{title}: all arms end at {format_with_unit(last[best], unit)} {at}."
     return (
-        f"{title}: {at}, {best} is highest with {spoken(last[best], unit)} and {worst} lowest with "
-        f"{spoken(last[worst], unit)}."
+        f"{title}: {at}, {best} is highest with {format_with_unit(last[best], unit)} and {worst} lowest with "
+        f"{format_with_unit(last[worst], unit)}."
     )
 
 
@@ -344,13 +355,13 @@ def _curve_numbers(series: Mapping[str, Series], unit: str, x: str, *, signed: b
                 None if index >= len(values) or values[index] is None else values[index] / share  # type: ignore[operator]
                 for values in (curve.raw or curve.mean, () if curve.raw else curve.low, () if curve.raw else curve.high)
             )
-            span = interval({"low": low, "high": high}, unit, signed=signed)
-            row.append(f"{written(mean, unit, signed=signed)} {span}".strip())
+            span = format_interval({"low": low, "high": high}, unit, signed=signed)
+            row.append(f"{format_number(mean, unit, signed=signed)} {span}".strip())
         rows.append(row)
     return Numbers(columns, rows)
 
 
-def entropy_plane(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Picture]:
+def entropy_plane(results: Mapping[str, Any], styles: Mapping[str, LineStyle]) -> list[Picture]:
     """The way of each arm through entropy and accuracy, from the start on: of held-out answers where they were scored
     several times, else of those that were trained on."""
     arms: Sequence[Arm] = results.get("arms") or []
@@ -364,18 +375,20 @@ def entropy_plane(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list
         pairs = zip(path.get("entropy") or [], path.get("accuracy") or [], strict=False)
         steps = path.get("step") or []
         points = {
-            steps[index] if index < len(steps) else index + 1: (finite(entropy), finite(accuracy))
+            steps[index] if index < len(steps) else index + 1: (finite_or_none(entropy), finite_or_none(accuracy))
             for index, (entropy, accuracy) in enumerate(pairs)
         }
         points = {step: point for step, point in points.items() if None not in point}
         if not points:
             continue
         paths[arm["name"]] = ([a for a, _ in points.values()], [scaled(b, "%") for _, b in points.values()])
-        rows += [[arm["name"], str(step), written(a, "nats"), written(b, "%")] for step, (a, b) in points.items()]
+        rows += [
+            [arm["name"], str(step), format_number(a, "nats"), format_number(b, "%")] for step, (a, b) in points.items()
+        ]
         first, last = next(iter(points.values())), next(reversed(points.values()))
         ways.append(
-            f"{arm['name']} goes from {written(first[0], 'nats')} to {written(last[0], 'nats')} nats and from "
-            f"{written(first[1], '%')} to {written(last[1], '%')} %"
+            f"{arm['name']} goes from {format_number(first[0], 'nats')} to {format_number(last[0], 'nats')} nats and "
+            f"from {format_number(first[1], '%')} to {format_number(last[1], '%')} %"
         )
     if not paths:
         return []
@@ -386,7 +399,7 @@ def entropy_plane(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list
         if measured
         else ("entropy (nats)", "training accuracy (%)")
     )
-    svg = plane(paths, looks, identifier="plane", label=label, x=axes[0], y=axes[1], start=start, measured=measured)
+    svg = plane(paths, styles, identifier="plane", label=label, x=axes[0], y=axes[1], start=start, measured=measured)
     begins = "The cross is the start" if start else "An open circle is the beginning"
     drawn = "a dot is an evaluation" if measured else "the lines are running means"
     caption = f"{label} {begins}, {drawn}, a large marker is the end."
@@ -398,7 +411,7 @@ def _start_point(results: Mapping[str, Any]) -> tuple[float, float] | None:
     if not _has_start(results):
         return None
     path = results["start"].get("held_out_plane") or {}
-    entropy, accuracy = (finite((path.get(key) or [None])[0]) for key in ("entropy", "accuracy"))
+    entropy, accuracy = (finite_or_none((path.get(key) or [None])[0]) for key in ("entropy", "accuracy"))
     return None if entropy is None or accuracy is None else (entropy, 100 * accuracy)
 
 
@@ -406,7 +419,7 @@ def _at_most(rows: list[list[str]], count: int) -> list[list[str]]:
     return rows[:: -(-len(rows) // count)] if rows else rows
 
 
-def unsolvable(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Picture]:
+def unsolvable(results: Mapping[str, Any], styles: Mapping[str, LineStyle]) -> list[Picture]:
     """Problems that no sample solved: which arms share them."""
     overlaps = [
         (list(region.get("arms") or []), int(region.get("count") or 0)) for region in results.get("overlaps") or []
@@ -415,7 +428,7 @@ def unsolvable(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Pi
     if not overlaps:
         return []
     met = {name for members, _ in overlaps for name in members}
-    names = [name for name in looks if name in met]
+    names = [name for name in styles if name in met]
     everyone = sum(count for members, count in overlaps if set(names) == set(members))
     members, count = overlaps[0]
     label = (
@@ -424,9 +437,9 @@ def unsolvable(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Pi
     )
     drawn = overlaps[:REGIONS]
     svg = regions(
-        [([name for name in members if name in looks], count) for members, count in drawn],
+        [([name for name in members if name in styles], count) for members, count in drawn],
         names,
-        looks,
+        styles,
         identifier="overlaps",
         label=label,
     )
@@ -451,7 +464,7 @@ def unsolvable_counts(arms: Sequence[Arm]) -> Numbers:
     return Numbers(["arm", *(f"seed {seed}" for seed in seeds)], rows if len(seeds) > 1 else [])
 
 
-def errors(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
+def errors(arms: Sequence[Arm], styles: Mapping[str, LineStyle]) -> list[Picture]:
     """Correct and wrong answers by what the problem asks, and wrong answers by what is wrong with them."""
     kinds = list({kind: None for arm in arms for kind in arm.get("errors") or {}})
     pictures = []
@@ -462,12 +475,12 @@ def errors(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
             continue
         split = any(isinstance(value, Mapping) for table in tables.values() for value in table.values())
         picture = _correct_and_wrong if split else _wrong
-        pictures.append(picture(kind, tables, looks, f"errors{index}"))
+        pictures.append(picture(kind, tables, styles, f"errors{index}"))
     return pictures
 
 
 def _correct_and_wrong(
-    kind: str, tables: Mapping[str, Mapping[str, Any]], looks: Mapping[str, Look], identifier: str
+    kind: str, tables: Mapping[str, Mapping[str, Any]], styles: Mapping[str, LineStyle], identifier: str
 ) -> Picture:
     groups: dict[str, list[Bar]] = {}
     rows, shares = [], {}
@@ -483,35 +496,40 @@ def _correct_and_wrong(
                     name, (100 * correct / (correct + wrong), 100 * wrong / (correct + wrong)), str(correct + wrong)
                 )
                 groups.setdefault(title, []).append(bar)
-                rows.append([title, name, str(correct), str(wrong), written(shares[title, name], "%")])
+                rows.append([title, name, str(correct), str(wrong), format_number(shares[title, name], "%")])
     lowest = min(shares, key=lambda key: shares[key], default=None)
     label = f"Answers {kind}: " + (
-        f"the lowest share of correct ones is {spoken(shares[lowest], '%')}, for {lowest[0]} with {lowest[1]}."
+        f"the lowest share of correct ones is {format_with_unit(shares[lowest], '%')}, for {lowest[0]} with "
+        f"{lowest[1]}."
         if lowest
         else "none."
     )
-    svg = bars(groups, looks, identifier=identifier, label=label, x="share of answers (%)")
+    svg = bars(groups, styles, identifier=identifier, label=label, x="share of answers (%)")
     caption = label + " Plain is correct, hatched is wrong; the number behind a bar counts its answers."
     numbers = Numbers([what, "arm", "correct", "wrong", "correct (%)"], rows)
     return Picture(_capital(f"answers {kind}"), caption, svg, numbers, list(tables))
 
 
-def _wrong(kind: str, tables: Mapping[str, Mapping[str, Any]], looks: Mapping[str, Look], identifier: str) -> Picture:
+def _wrong(
+    kind: str, tables: Mapping[str, Mapping[str, Any]], styles: Mapping[str, LineStyle], identifier: str
+) -> Picture:
     groups: dict[str, list[Bar]] = {}
     rows = []
-    totals = {name: sum(finite(count) or 0 for count in table.values()) for name, table in tables.items()}
+    totals = {name: sum(finite_or_none(count) or 0 for count in table.values()) for name, table in tables.items()}
     sums = {
-        group: sum(finite(t.get(group)) or 0 for t in tables.values()) for table in tables.values() for group in table
+        group: sum(finite_or_none(t.get(group)) or 0 for t in tables.values())
+        for table in tables.values()
+        for group in table
     }
     for group in sorted(sums, key=lambda group: -sums[group]):
         for name, table in tables.items():
-            count = finite(table.get(group)) or 0
+            count = finite_or_none(table.get(group)) or 0
             share = count / totals[name] if totals[name] else 0.0
             groups.setdefault(group, []).append(Bar(name, (0.0, 100 * share), f"{count:g}"))
-            rows.append([group, name, f"{count:g}", written(share, "%")])
+            rows.append([group, name, f"{count:g}", format_number(share, "%")])
     most = max(sums, key=lambda group: sums[group])
     label = f"Wrong answers {kind}: the most frequent is “{most}”, {sums[most]:g} of {sum(sums.values()):g}."
-    svg = bars(groups, looks, identifier=identifier, label=label, x="share of the arm's wrong answers (%)")
+    svg = bars(groups, styles, identifier=identifier, label=label, x="share of the arm's wrong answers (%)")
     numbers = Numbers([kind.removeprefix("by "), "arm", "answers", "share of wrong (%)"], rows)
     return Picture(_capital(f"wrong answers {kind}"), label, svg, numbers, list(tables))
 
