@@ -213,7 +213,7 @@ def test_an_analysis_of_ones_own_and_one_that_breaks(run: RunStore, monkeypatch:
 def test_names(run: RunStore) -> None:
     assert [one.name for one in select_analyses()][: len(RUN)] == list(RUN)
     assert all(one.lone for one in select_analyses(lone=True))
-    with pytest.raises(ValueError, match="stages needs the steps of a training"):
+    with pytest.raises(ValueError, match="stages needs the steps of a training run"):
         select_analyses(["stages"], lone=True)
     with pytest.raises(ValueError, match="unknown analysis 'nothing'"):
         analyze_run(run.folder, only=["nothing"])
@@ -229,8 +229,8 @@ def test_the_task_has_the_runs_options(run: RunStore) -> None:
 def test_options_that_nobody_asked_for_are_named(run: RunStore) -> None:
     said: list[str] = []
     analyze_run(run.folder, only=[f"{__name__}:MINE"], options={"mine.of": 1, "impact.samples": 2}, say=said.append)
-    assert "--option impact.samples had no effect; no analysis that ran has such an option" in said
-    assert "--option mine.of had no effect; there are mine.off" in said
+    assert "--option impact.samples had no effect; no analysis that ran has this option" in said
+    assert "--option mine.of had no effect; valid options: mine.off" in said
 
 
 def test_options_have_the_type_of_their_default() -> None:
@@ -296,7 +296,7 @@ def test_the_report_has_the_lens(run: RunStore) -> None:
 def test_a_stored_figure_is_shown_only_as_we_drew_it(run: RunStore) -> None:
     place, _ = analyze_run(run.folder, only=["stages"])
     assert [entry["name"] for entry in _stored_results(place, STEPS)] == ["stages"]
-    with pytest.raises(ValueError, match="at step 40, and the run is at 41"):
+    with pytest.raises(ValueError, match="step 40, and the run is at 41"):
         _stored_results(place, STEPS + 1)
     svg = (place / "stages.svg").read_text()
     assert "<style" not in _page_element(svg)
@@ -308,7 +308,7 @@ def test_a_stored_figure_is_shown_only_as_we_drew_it(run: RunStore) -> None:
         '<path style="fill: url(http://evil.example)"/>',
         "<style>@import 'http://evil.example'</style><script/>",
     ):
-        with pytest.raises(ValueError, match="no figure that Explorl draws"):
+        with pytest.raises(ValueError, match="figures that Explorl draws"):
             _page_element(svg.replace("</svg>", f"{evil}</svg>"))
 
 

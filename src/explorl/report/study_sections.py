@@ -43,7 +43,7 @@ Arm = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumberTable:
     """A table of texts."""
 
     columns: Sequence[str]
@@ -57,7 +57,7 @@ class Picture:
     title: str
     caption: str
     svg: str
-    numbers: Numbers
+    numbers: NumberTable
     arms: Sequence[str] = field(default_factory=list)
     """Whose looks the legend must explain."""
 
@@ -134,7 +134,7 @@ def _says(measure: Mapping[str, Any]) -> bool:
     return (measure.get("unit") or "") in (measure.get("label") or measure["key"]).split()
 
 
-def _differences(results: Mapping[str, Any], measures: Sequence[Mapping[str, str]]) -> Numbers:
+def _differences(results: Mapping[str, Any], measures: Sequence[Mapping[str, str]]) -> NumberTable:
     rows = []
     for arm in results.get("arms") or []:
         for measure in measures:
@@ -144,7 +144,7 @@ def _differences(results: Mapping[str, Any], measures: Sequence[Mapping[str, str
                 name = measure["label"] + (f" ({_points(unit)})" if unit else "")
                 ends = (format_number(difference.get(end), unit, signed=True) for end in ("mean", "low", "high"))
                 rows.append([arm["name"], name, *ends, _p(difference.get("p")), _p(difference.get("p_corrected"))])
-    return Numbers(["arm", "measure", "difference", "low", "high", "p", "corrected p"], rows)
+    return NumberTable(["arm", "measure", "difference", "low", "high", "p", "corrected p"], rows)
 
 
 def _points(unit: str) -> str:
@@ -333,7 +333,7 @@ def _ends(title: str, series: Mapping[str, Series], unit: str, x: str) -> str:
     )
 
 
-def _curve_numbers(series: Mapping[str, Series], unit: str, x: str, *, signed: bool = False) -> Numbers:
+def _curve_numbers(series: Mapping[str, Series], unit: str, x: str, *, signed: bool = False) -> NumberTable:
     """The numbers of curves as they were measured."""
     unit_name = "points" if signed else unit
     places = sorted({place for curve in series.values() for place in curve.x if place is not None})
@@ -358,7 +358,7 @@ def _curve_numbers(series: Mapping[str, Series], unit: str, x: str, *, signed: b
             span = format_interval({"low": low, "high": high}, unit, signed=signed)
             row.append(f"{format_number(mean, unit, signed=signed)} {span}".strip())
         rows.append(row)
-    return Numbers(columns, rows)
+    return NumberTable(columns, rows)
 
 
 def entropy_plane(results: Mapping[str, Any], styles: Mapping[str, LineStyle]) -> list[Picture]:
@@ -403,7 +403,7 @@ def entropy_plane(results: Mapping[str, Any], styles: Mapping[str, LineStyle]) -
     begins = "The cross is the start" if start else "An open circle is the beginning"
     drawn = "a dot is an evaluation" if measured else "the lines are running means"
     caption = f"{label} {begins}, {drawn}, a large marker is the end."
-    numbers = Numbers(["arm", "step", "entropy (nats)", "accuracy (%)"], _at_most(rows, 600))
+    numbers = NumberTable(["arm", "step", "entropy (nats)", "accuracy (%)"], _at_most(rows, 600))
     return [Picture("Entropy and accuracy", caption, svg, numbers, [*(["start"] if start else []), *paths])]
 
 
@@ -448,11 +448,11 @@ def unsolvable(results: Mapping[str, Any], styles: Mapping[str, LineStyle]) -> l
     caption += ", in the first seed." if seeds > 1 else "."
     if len(overlaps) > REGIONS:
         caption += f" The {len(overlaps) - REGIONS} smaller regions are in the table."
-    numbers = Numbers(["left unsolved by exactly", "problems"], [[_and(m), str(c)] for m, c in overlaps])
+    numbers = NumberTable(["left unsolved by exactly", "problems"], [[_and(m), str(c)] for m, c in overlaps])
     return [Picture("Overlap of the unsolvable sets", caption, svg, numbers, names)]
 
 
-def unsolvable_counts(arms: Sequence[Arm]) -> Numbers:
+def unsolvable_counts(arms: Sequence[Arm]) -> NumberTable:
     """How many problems each arm leaves unsolved, by seed; nothing where one seed has it all in the figure."""
     seeds = sorted({str(seed) for arm in arms for seed in arm.get("unsolvable") or {}}, key=lambda s: (len(s), s))
     rows = []
@@ -461,7 +461,7 @@ def unsolvable_counts(arms: Sequence[Arm]) -> Numbers:
         if sets:
             counts = [str(len(sets[seed])) if sets.get(seed) is not None else NOTHING for seed in seeds]
             rows.append([arm["name"], *counts])
-    return Numbers(["arm", *(f"seed {seed}" for seed in seeds)], rows if len(seeds) > 1 else [])
+    return NumberTable(["arm", *(f"seed {seed}" for seed in seeds)], rows if len(seeds) > 1 else [])
 
 
 def errors(arms: Sequence[Arm], styles: Mapping[str, LineStyle]) -> list[Picture]:
@@ -506,7 +506,7 @@ def _correct_and_wrong(
     )
     svg = bars(groups, styles, identifier=identifier, label=label, x="share of answers (%)")
     caption = label + " Plain is correct, hatched is wrong; the number behind a bar counts its answers."
-    numbers = Numbers([what, "arm", "correct", "wrong", "correct (%)"], rows)
+    numbers = NumberTable([what, "arm", "correct", "wrong", "correct (%)"], rows)
     return Picture(_capital(f"answers {kind}"), caption, svg, numbers, list(tables))
 
 
@@ -530,21 +530,21 @@ def _wrong(
     most = max(sums, key=lambda group: sums[group])
     label = f"Wrong answers {kind}: the most frequent is “{most}”, {sums[most]:g} of {sum(sums.values()):g}."
     svg = bars(groups, styles, identifier=identifier, label=label, x="share of the arm's wrong answers (%)")
-    numbers = Numbers([kind.removeprefix("by "), "arm", "answers", "share of wrong (%)"], rows)
+    numbers = NumberTable([kind.removeprefix("by "), "arm", "answers", "share of wrong (%)"], rows)
     return Picture(_capital(f"wrong answers {kind}"), label, svg, numbers, list(tables))
 
 
-def changes(arms: Sequence[Arm]) -> Numbers:
+def changes(arms: Sequence[Arm]) -> NumberTable:
     """What each arm changes in the base configuration; a dot stands for the base's value."""
     keys = list({key: None for arm in arms for key in arm.get("changes") or {}})
     rows = [["strategies", *(", ".join(map(_text, arm.get("strategies") or [])) or "·" for arm in arms)]]
     for key in keys:
         if key != "strategies":
             rows.append([key, *(_text((arm.get("changes") or {}).get(key, "·")) for arm in arms)])
-    return Numbers(["setting", *(arm["name"] for arm in arms)], rows)
+    return NumberTable(["setting", *(arm["name"] for arm in arms)], rows)
 
 
-def provenance(value: Any) -> Numbers:
+def provenance(value: Any) -> NumberTable:
     """Nested facts as rows of a name with dots and a value."""
     rows: list[list[str]] = []
 
@@ -560,7 +560,7 @@ def provenance(value: Any) -> Numbers:
 
     if value:
         walk("", value)
-    return Numbers(["fact", "value"], rows)
+    return NumberTable(["fact", "value"], rows)
 
 
 def _text(value: Any) -> str:
