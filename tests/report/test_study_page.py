@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorl.core.store import cleaned
-from explorl.report.study_figures import POINTS, Series, line_styles, swatch
+from explorl.report.study_figures import MAX_POINTS, Series, line_styles, swatch
 from explorl.report.study_numbers import difference_mark, format_interval, format_number
 from explorl.report.study_page import write_report
 from explorl.report.study_rollouts import compact, script_json, token_measures, trim_rollouts
@@ -259,7 +259,7 @@ def test_long_runs_stay_small(results, tmp_path):
     text, _ = page({"arms": arms}, tmp_path)
     assert len(text.encode()) < 300_000
     thinned = Series(steps, steps).thinned()
-    assert len(thinned.x) <= POINTS
+    assert len(thinned.x) <= MAX_POINTS
     assert (thinned.x[0], thinned.x[-1]) == (0, 19_999)
 
 
