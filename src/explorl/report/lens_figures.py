@@ -141,8 +141,8 @@ def words_drawings(result: Words) -> list[Drawing]:
             largest, unit = _times(changes[0].change.interval, scale), x.split("(")[1][:-1]
             caption = (
                 f"{title}, from the first to the last third of steps {result.steps[0]}–{result.steps[1]}: first "
-                f"{_word(changes[0].text)} by {largest:+.2f} {unit}; {significant or 'none'} of {len(changes)} significant "
-                f"(filled; p < {LEVEL} after Holm's correction for all token types). Bars: 95 % intervals."
+                f"{_word(changes[0].text)} by {largest:+.2f} {unit}; {significant or 'none'} of {len(changes)} "
+                f"significant (filled; p < {LEVEL} after Holm's correction for all token types). Bars: 95 % intervals."
             )
             size = (4.8, 0.9 + 0.22 * min(len(changes), MAX_WORDS))
             drawings.append(Drawing(name, title, caption, _word_dots(changes[:MAX_WORDS], x, scale), size))

@@ -63,7 +63,7 @@ class LineStyle:
     """Index by which the page finds the parts of the arm; 0 is the baseline."""
 
     def part(self, kind: str) -> str:
-        """The id of one of the arm's parts, which `_tag` turns into attributes."""
+        """Return the id of one of the arm's parts, which `_tag` turns into attributes."""
         return f"arm {self.place} {kind}"
 
 
@@ -162,7 +162,7 @@ def line_styles(arms: Sequence[str], baseline: str | None) -> dict[str, LineStyl
 
 
 def swatch(style: LineStyle) -> str:
-    """Return a short piece of an arm's line with its marker, for legends; it has no ids, as it is repeated on a page."""
+    """Return a short piece of an arm's line with its marker, for legends; without ids, as a page repeats it."""
     from matplotlib.markers import MarkerStyle
 
     marker = MarkerStyle(style.marker)
@@ -429,7 +429,7 @@ def _label_and_render(
 
 
 def _svg(figure: Any, identifier: str, label: str = "") -> str:
-    """Return the figure as an SVG element for a page: no external references, unique ids, the page's colours and font."""
+    """Return the figure as an SVG element for a page: no external references, unique ids, the page's own colours."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a glyph missing in matplotlib's font is drawn with the reader's
