@@ -210,7 +210,7 @@ def lines(
         low, high = _nan_values(points.low), _nan_values(points.high)
         if len(low) == len(high) == len(xs):
             band = axes.fill_between(xs, low, high, color=style.colour, alpha=strength, linewidth=0)
-            band.set_gid(style.part("late" if many and style.place else "band"))
+            band.set_gid(style.part("extra" if many and style.place else "band"))
     if zero:
         axes.axhline(0, color=_INK, linewidth=0.8)
     if (frame := frame_of(series.values())) is not None:

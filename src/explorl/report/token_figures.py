@@ -48,8 +48,8 @@ def draw_positions(profile: PositionProfile) -> list[Drawing]:
 
     caption = (
         f"Mean token entropy in {profile.bins} parts of a completion, with 95 % bands over {profile.answers:,} "
-        f"completions ({profile.tokens:,} tokens). The first fifth minus the middle: {told(profile.begin_minus_middle)} nats; the "
-        f"last fifth minus the middle: {told(profile.end_minus_middle)}."
+        f"completions ({profile.tokens:,} tokens). The first fifth minus the middle: "
+        f"{told(profile.begin_minus_middle)} nats; the last fifth minus the middle: {told(profile.end_minus_middle)}."
     )
     return [Drawing("positions", "Entropy by position", caption, draw)]
 
