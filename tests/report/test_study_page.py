@@ -530,7 +530,7 @@ def test_numbers_by_unit(value, unit, text):
 
 @settings(deadline=None)
 @given(st.integers(1, 60))
-def test_looks_tell_arms_apart(count):
+def test_line_styles_tell_arms_apart(count):
     names = [f"arm {index}" for index in range(count)]
     found = line_styles(names, "arm 0")
     drawn = [(style.colour, str(style.dash), style.marker) for name, style in found.items() if name != "start"]

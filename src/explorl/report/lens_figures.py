@@ -103,7 +103,7 @@ def signs_drawings(result: SignSplit) -> list[Drawing]:
 
 
 def fastest_drawings(result: FastestDrop) -> list[Drawing]:
-    """Return the drawing of the sign of the completions with the fastest-dropping tokens, beside all tokens."""
+    """Return the drawing of the sign of completions with the fastest-dropping tokens, compared with all tokens."""
 
     def draw(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()

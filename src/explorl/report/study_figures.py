@@ -59,12 +59,12 @@ class LineStyle:
     colour: str
     dash: Any
     marker: str
-    place: int = 0
+    index: int = 0
     """Index by which the page finds the parts of the arm; 0 is the baseline."""
 
     def part(self, kind: str) -> str:
-        """Return the id of one of the arm's parts, which `_tag` turns into attributes."""
-        return f"arm {self.place} {kind}"
+        """Return the id of one of the arm's parts, which `_page_tag` turns into attributes."""
+        return f"arm {self.index} {kind}"
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def lines(
         low, high = _nan_values(points.low), _nan_values(points.high)
         if len(low) == len(high) == len(xs):
             band = axes.fill_between(xs, low, high, color=style.colour, alpha=strength, linewidth=0)
-            band.set_gid(style.part("extra" if many and style.place else "band"))
+            band.set_gid(style.part("extra" if many and style.index else "band"))
     if zero:
         axes.axhline(0, color=_INK, linewidth=0.8)
     if (frame := frame_of(series.values())) is not None:
@@ -230,11 +230,11 @@ def labelled_lines(series: Mapping[str, Series], *, identifier: str, label: str,
     """Return a figure with the lines of one arm, each with its name at its end."""
     figure = _figure(PANEL)
     axes = figure.subplots()
-    for place, (name, curve) in enumerate(series.items()):
+    for index, (name, curve) in enumerate(series.items()):
         points = curve.thinned()
         xs, mean, low, high = (_nan_values(values) for values in (points.x, points.mean, points.low, points.high))
         style = LineStyle(
-            f"#0001{place % _ARM_COLOURS:02x}", _DASHES[place % len(_DASHES)], _MARKERS[place % len(_MARKERS)]
+            f"#0001{index % _ARM_COLOURS:02x}", _DASHES[index % len(_DASHES)], _MARKERS[index % len(_MARKERS)]
         )
         options = {"color": style.colour, "linestyle": style.dash, "linewidth": 1.9}
         axes.plot(
@@ -364,7 +364,7 @@ def _line(axes: Any, xs: Sequence[float], ys: Sequence[float], style: LineStyle,
     """Draw a line with its arm's marker at each point, or only at the last if not `marked`."""
     axes.plot(
         xs, ys, color=style.colour, linestyle=style.dash, linewidth=1.9, marker=style.marker, markersize=5,
-        markevery=1 if marked else [len(xs) - 1], gid=style.part("line"), zorder=2.0 if style.place else 2.5,
+        markevery=1 if marked else [len(xs) - 1], gid=style.part("line"), zorder=2.0 if style.index else 2.5,
     )  # fmt: skip
 
 

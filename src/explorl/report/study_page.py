@@ -54,7 +54,7 @@ def _content(results: Mapping[str, Any]) -> dict[str, Any]:
         "facts": _facts(results),
         "note": _note(results),
         "swatches": {name: swatch(style) for name, style in styles.items()},
-        "places": {name: style.place for name, style in styles.items()},
+        "arm_indices": {name: style.index for name, style in styles.items()},
         "summary": sections.summary(results),
         "noun": NOUNS.get(results.get("kind") or "", "arm"),
         "figures": [

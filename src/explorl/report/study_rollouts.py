@@ -63,11 +63,11 @@ def token_measures(rollouts: Sequence[Mapping[str, Any]]) -> list[TokenMeasure]:
             for key in _record_keys(completion):
                 record = completion[key] if isinstance(completion[key], list) else [completion[key]]
                 values.setdefault(key, []).extend(value for value in record if value is not None)
-    known = {measure.key: measure for measure in MEASURES}
-    order = [key for key in known if values.get(key)] + sorted(
-        key for key in values if key not in known and values[key]
+    by_key = {measure.key: measure for measure in MEASURES}
+    order = [key for key in by_key if values.get(key)] + sorted(
+        key for key in values if key not in by_key and values[key]
     )
-    return [_with_scale(known.get(key, TokenMeasure(key, key.replace("_", " "))), values[key]) for key in order]
+    return [_with_scale(by_key.get(key, TokenMeasure(key, key.replace("_", " "))), values[key]) for key in order]
 
 
 def _with_scale(measure: TokenMeasure, values: list[float]) -> TokenMeasure:

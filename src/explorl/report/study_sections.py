@@ -99,7 +99,7 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
         rows.append(
             {
                 "name": arm["name"],
-                "strategies": arm.get("what")
+                "strategies": arm.get("subtitle")
                 or ", ".join(map(_text, arm.get("strategies") or []))
                 or ("no strategy" if arm.get("strategies") is not None else ""),
                 "seeds": f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}" if arm.get("seeds") is not None else "",
@@ -115,7 +115,7 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
 def _start_row(results: Mapping[str, Any]) -> list[Arm]:
     """Return the policy before training in the form of an arm, if it was evaluated."""
     start = results.get("start")
-    return [{**start, "name": "start", "what": "before training"}] if start and _has_start(results) else []
+    return [{**start, "name": "start", "subtitle": "before training"}] if start and _has_start(results) else []
 
 
 def _has_start(results: Mapping[str, Any]) -> bool:
@@ -437,9 +437,9 @@ def unsolvable(results: Mapping[str, Any], styles: Mapping[str, LineStyle]) -> l
         f"Unsolved problems: {unsolved_by_all} by all {len(names)} policies; the largest region, {count}, belongs to "
         f"{_join_names(members)}."
     )
-    drawn = overlaps[:MAX_REGIONS]
+    largest = overlaps[:MAX_REGIONS]
     svg = regions(
-        [([name for name in members if name in styles], count) for members, count in drawn],
+        [([name for name in members if name in styles], count) for members, count in largest],
         names,
         styles,
         identifier="overlaps",
