@@ -208,9 +208,9 @@ def venn(boundary: Boundary) -> Any:
             )
             axes.plot([], [], "s", color=COLOURS[index], alpha=0.6, markersize=10, label=f"{name}: {len(problems)}")
         centres = region_centres(list(sets))
-        for members, problems in set_regions(sets).items():
+        for members, region in set_regions(sets).items():
             x, y = centres[members]
-            axes.text(x, y, str(len(problems)), ha="center", va="center", fontsize=12)
+            axes.text(x, y, str(len(region)), ha="center", va="center", fontsize=12)
         axes.set_aspect("equal")
         axes.autoscale_view()
         axes.axis("off")

@@ -205,7 +205,7 @@ def _distribution(result: Updates, phase: str) -> Drawing:
         _set_decade_ticks(axes.set_yticks, 100 * result.above[nonzero].min(), 100)
         _set_decade_ticks(axes.set_xticks, result.grid[0], result.grid[-1])
         axes.minorticks_off()
-        _labels(axes, "|Δp| of an update", "tokens with at least this |Δp| (%)")
+        _labels(axes, "|Δp| of an update", "tokens at or above (%)")
 
     caption = (
         f"{result.below:.2%} of {result.tokens:,} tokens {phase} (steps {result.steps[0]}–{result.steps[1]}) change "
