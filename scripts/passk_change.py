@@ -15,7 +15,7 @@ from pathlib import Path
 
 from explorl import report
 from explorl.core.store import read_json, write_text
-from explorl.report.study_figures import looks
+from explorl.report.study_figures import line_styles
 from explorl.report.study_sections import gains
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise ValueError(f"give the study's folder and the file, such as runs/passk change.svg; got {list(given)}")
     results = read_json(Path(given[0]) / "results.json", dict)
     arms = results["arms"]
-    pictures = gains(arms, looks([arm["name"] for arm in arms], results["baseline"]), named=True)
+    pictures = gains(arms, line_styles([arm["name"] for arm in arms], results["baseline"]), named=True)
     if not pictures:
         raise ValueError(f"{given[0]} has no evaluation from before its training")
     write_text(Path(given[1]), alone(pictures[0].svg))

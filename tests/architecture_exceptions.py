@@ -58,7 +58,6 @@ PRIVATE_NAMES_OF_TRL: Exceptions = {
 
 # A package and a word that does not belong in code or text.
 BANNED_WORDS: Exceptions = {
-    ("report", "anew"): "to be rewritten",
     ("sandbox", "nobody"): "the Unix user of this name in sandbox.kernel; elsewhere to be rewritten",
     ("tasks", "anew"): "to be rewritten",
     ("tasks", "nobody"): "to be rewritten",
@@ -66,6 +65,4 @@ BANNED_WORDS: Exceptions = {
 }
 
 # Packages where more than 2 % of the docstrings of functions start with "What", "Whether", "That", "How" or the like.
-DOCSTRINGS_WITHOUT_VERB: Exceptions = {
-    ("report",): "to be rewritten",
-}
+DOCSTRINGS_WITHOUT_VERB: Exceptions = {}

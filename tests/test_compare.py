@@ -183,7 +183,7 @@ def made_up(names: list[str], seed: int = 0) -> Boundary:
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_every_region_of_a_venn_diagram_has_its_number_inside(count: int) -> None:
     names = [f"m{i}" for i in range(count)]
-    places = boundary_figures.region_places(names)
+    places = boundary_figures.region_centres(names)
     assert len(places) == 2**count - 1
     for some, (x, y) in places.items():
         for name, ellipse in zip(names, boundary_figures.ELLIPSES[count], strict=True):
@@ -198,7 +198,7 @@ def test_the_venn_diagram_shows_the_counts() -> None:
     found = made_up(["a", "b", "c"])
     figure = boundary_figures.venn(found)
     shown = {(text.get_position(), text.get_text()) for text in figure.axes[0].texts}
-    places = boundary_figures.region_places(found.names)
+    places = boundary_figures.region_centres(found.names)
     counts = found.overlaps()
     assert shown == {(place, str(counts.get(some, 0))) for some, place in places.items()}
     assert sum(counts.values()) == len(set.union(*map(set, found.unsolvable.values())))

@@ -451,7 +451,7 @@ def test_an_analysis_of_a_run_calls_no_task_that_is_none(
         file.write_text(yaml.safe_dump({**values, "task": {"name": path, **options_for(path)}}))
         capsys.readouterr()
         run(["analyze", "run", "--only", "impact"])
-        assert "the run's task cannot be made" in capsys.readouterr().out
+        assert "cannot create the run's task" in capsys.readouterr().out
     assert not (here / "trace").exists()
     assert not (here / "owned").exists()
 

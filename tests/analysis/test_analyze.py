@@ -18,8 +18,15 @@ from explorl.analysis.lens_table import LensTable, NotRecorded, build_table, rea
 from explorl.cli import app as cli
 from explorl.core.store import RunStore, StoreError, write_json
 from explorl.report.lens_render import file_png, file_svg, page_svg
-from explorl.report.lens_sections import _element, _stored
-from explorl.report.run_analyses import Outcome, analyze_checkpoint, analyze_run, analyzed, chosen, run_context
+from explorl.report.lens_sections import _page_element, _stored_results
+from explorl.report.run_analyses import (
+    AnalysisOutcome,
+    analyze_checkpoint,
+    analyze_run,
+    run_analyses,
+    run_context,
+    select_analyses,
+)
 from explorl.report.run_page import write_run_report
 from explorl.stats import Table
 
@@ -47,9 +54,9 @@ def run(tmp_path: Path) -> RunStore:
     return store
 
 
-def outcomes_of(run: RunStore) -> dict[str, Outcome]:
+def outcomes_of(run: RunStore) -> dict[str, AnalysisOutcome]:
     """What the analyses of a run find, with nothing written."""
-    return {one.analysis.name: one for one in analyzed(read_run(run.folder), Context(), chosen(RUN))}
+    return {one.analysis.name: one for one in run_analyses(read_run(run.folder), Context(), select_analyses(RUN))}
 
 
 def test_every_figure_and_table_is_written(run: RunStore) -> None:
@@ -204,10 +211,10 @@ def test_an_analysis_of_ones_own_and_one_that_breaks(run: RunStore, monkeypatch:
 
 
 def test_names(run: RunStore) -> None:
-    assert [one.name for one in chosen()][: len(RUN)] == list(RUN)
-    assert all(one.lone for one in chosen(lone=True))
-    with pytest.raises(ValueError, match="stages needs the steps of a training"):
-        chosen(["stages"], lone=True)
+    assert [one.name for one in select_analyses()][: len(RUN)] == list(RUN)
+    assert all(one.lone for one in select_analyses(lone=True))
+    with pytest.raises(ValueError, match="stages needs the steps of a training run"):
+        select_analyses(["stages"], lone=True)
     with pytest.raises(ValueError, match="unknown analysis 'nothing'"):
         analyze_run(run.folder, only=["nothing"])
 
@@ -222,8 +229,8 @@ def test_the_task_has_the_runs_options(run: RunStore) -> None:
 def test_options_that_nobody_asked_for_are_named(run: RunStore) -> None:
     said: list[str] = []
     analyze_run(run.folder, only=[f"{__name__}:MINE"], options={"mine.of": 1, "impact.samples": 2}, say=said.append)
-    assert "--option impact.samples had no effect; no analysis that ran has such an option" in said
-    assert "--option mine.of had no effect; there are mine.off" in said
+    assert "--option impact.samples had no effect; no analysis that ran has this option" in said
+    assert "--option mine.of had no effect; valid options: mine.off" in said
 
 
 def test_options_have_the_type_of_their_default() -> None:
@@ -288,11 +295,11 @@ def test_the_report_has_the_lens(run: RunStore) -> None:
 
 def test_a_stored_figure_is_shown_only_as_we_drew_it(run: RunStore) -> None:
     place, _ = analyze_run(run.folder, only=["stages"])
-    assert [entry["name"] for entry in _stored(place, STEPS)] == ["stages"]
-    with pytest.raises(ValueError, match="at step 40, and the run is at 41"):
-        _stored(place, STEPS + 1)
+    assert [entry["name"] for entry in _stored_results(place, STEPS)] == ["stages"]
+    with pytest.raises(ValueError, match="step 40, and the run is at 41"):
+        _stored_results(place, STEPS + 1)
     svg = (place / "stages.svg").read_text()
-    assert "<style" not in _element(svg)
+    assert "<style" not in _page_element(svg)
     for evil in (
         "<script>alert(1)</script>",
         '<image href="http://evil.example/x.png"/>',
@@ -301,8 +308,8 @@ def test_a_stored_figure_is_shown_only_as_we_drew_it(run: RunStore) -> None:
         '<path style="fill: url(http://evil.example)"/>',
         "<style>@import 'http://evil.example'</style><script/>",
     ):
-        with pytest.raises(ValueError, match="no figure that Explorl draws"):
-            _element(svg.replace("</svg>", f"{evil}</svg>"))
+        with pytest.raises(ValueError, match="figures that Explorl draws"):
+            _page_element(svg.replace("</svg>", f"{evil}</svg>"))
 
 
 def test_drawings_take_the_colours_of_where_they_are() -> None:
@@ -346,7 +353,7 @@ LONE = Analysis("lone", "Lone", lambda table, context: table, lambda found: "", 
 
 
 def test_a_run_with_nothing_in_it_has_a_reason_for_everything() -> None:
-    outcomes = analyzed(build_table("run", {}), Context(), chosen())
+    outcomes = run_analyses(build_table("run", {}), Context(), select_analyses())
     assert all(isinstance(one.result, Unavailable) for one in outcomes), [
         one.analysis.name for one in outcomes if not isinstance(one.result, Unavailable)
     ]

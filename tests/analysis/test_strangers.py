@@ -14,7 +14,7 @@ from explorl.analysis.lens import Analysis, Context, Drawing, Unavailable, types
 from explorl.analysis.lens_table import build_table
 from explorl.cli import app as cli
 from explorl.core.store import RunStore, StoreError, write_json
-from explorl.report.run_analyses import analyze_run, analyzed, chosen
+from explorl.report.run_analyses import analyze_run, run_analyses, select_analyses
 from explorl.stats import Table
 
 from .planted_runs import rollouts
@@ -120,7 +120,7 @@ def test_infinite_options_are_told_in_words() -> None:
 
 def test_what_the_lens_would_have_recorded_is_told_to_come_from_it() -> None:
     table = build_table("run", {1: {"prompt": ["p"], "completion": ["a"], "tokens": [["a"]], "logp": [[-1.0]]}})
-    (updates,) = analyzed(table, Context(), chosen(["updates"]))
+    (updates,) = run_analyses(table, Context(), select_analyses(["updates"]))
     assert "training.lens" in updates.summary
 
 
@@ -130,7 +130,7 @@ def test_without_signs_what_needs_none_is_done() -> None:
         del one["advantage"], one["reward/correctness"]
     table = build_table("run", columns)
     names = ["signs", "fastest", "words", "updates"]
-    found = {one.analysis.name: one for one in analyzed(table, Context(), chosen(names))}
+    found = {one.analysis.name: one for one in run_analyses(table, Context(), select_analyses(names))}
     for name in ("words", "updates"):
         assert not isinstance(found[name].result, Unavailable), found[name].summary
     for name in ("signs", "fastest"):

@@ -138,10 +138,10 @@ def test_of_many_arms_only_the_chosen_show_their_bands(opened, tmp_path):
     page = opened(tmp_path / "many.html").page
     shown = "all => all.filter(p => getComputedStyle(p).display !== 'none').length"
     assert page.locator("#pass-at-k .band").count() == 2  # two figures
-    assert page.locator("#pass-at-k .late").count() == 8 + 8 + 1  # the start has no gain
-    assert page.eval_on_selector_all("#pass-at-k .late", shown) == 0
+    assert page.locator("#pass-at-k .extra").count() == 8 + 8 + 1  # the start has no gain
+    assert page.eval_on_selector_all("#pass-at-k .extra", shown) == 0
     page.locator("#pass-at-k .legend button").nth(3).click()
-    assert page.eval_on_selector_all("#pass-at-k .late", shown) == 2
+    assert page.eval_on_selector_all("#pass-at-k .extra", shown) == 2
     assert "Choose an arm in the legend" in page.locator("#pass-at-k figcaption").first.inner_text()
 
 
@@ -153,8 +153,8 @@ def test_what_was_not_recorded_is_said(opened, tmp_path):
         tmp_path / "bare.html", {"arms": [{"name": rollout["arm"]}], "rollouts": [rollout, results["rollouts"][1]]}
     )
     view = opened(tmp_path / "bare.html", hash="#arm=plain+GRPO&seed=0&step=10&prompt=0")
-    assert "tokens not recorded" in view.page.locator(".answer header").inner_text()
-    view.page.locator(".answer .token").first.hover()
+    assert "tokens not recorded" in view.page.locator(".completion header").inner_text()
+    view.page.locator(".completion .token").first.hover()
     assert "entropy not recorded" in view.page.locator("#readout").inner_text()
 
 
@@ -189,7 +189,7 @@ def test_switches_arm_seed_step_prompt_and_shading(opened):
     assert view.prompt().strip() == "4 11 15=8"
     page.select_option("#step", "50")
     assert view.prompt().strip() == "4 11 15=8"  # the prompt stays when the step changes
-    right, wrong = page.locator("#correct .answer").count(), page.locator("#wrong .answer").count()
+    right, wrong = page.locator("#correct .completion").count(), page.locator("#wrong .completion").count()
     assert right + wrong == 6
     assert page.locator("#correct-heading").inner_text() == f"Correct ({right})"
     assert page.locator("#wrong-heading").inner_text() == f"Wrong ({wrong})"
@@ -219,7 +219,7 @@ def test_shading_follows_the_numbers(opened, results):
     assert [shares[index] for index in order] == sorted(shares)
     assert max(shares) > 2 * min(shares)
     most = order[-1]
-    view.page.locator(".answer .token").nth(most).hover()
+    view.page.locator(".completion .token").nth(most).hover()
     readout = view.page.locator("#readout").inner_text()
     assert f"entropy {first['entropy'][most]:.3f} nats" in readout
     assert f"token {most + 1} of {len(first['tokens'])}" in readout
@@ -250,7 +250,7 @@ def test_keyboard(opened):
     for number, key in enumerate(("entropy", "logp", "advantage", "weight"), 1):
         page.keyboard.press(str(number))
         assert page.locator(f"input[value={key}]").is_checked()
-    labels = page.eval_on_selector_all(".answer", "all => all.map(a => a.getAttribute('aria-label'))")
+    labels = page.eval_on_selector_all(".completion", "all => all.map(a => a.getAttribute('aria-label'))")
     page.keyboard.press("j")
     assert page.evaluate(focused) == labels[0]
     page.keyboard.press("ArrowDown")
@@ -319,7 +319,7 @@ def test_a_link_reopens_the_view(opened):
 def test_a_strange_link_shows_the_nearest_view(opened, hash):
     view = opened(hash=hash)
     assert view.selected("arm") == "plain GRPO"
-    assert view.page.locator(".answer").count() == 6
+    assert view.page.locator(".completion").count() == 6
     if "gone" in hash:
         assert (view.selected("seed"), view.selected("step")) == ("1", "50")
         assert view.selected("prompt").startswith("4.")
@@ -348,7 +348,7 @@ def test_contrast(opened, scheme):
     assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 23, 26)"}[scheme]
     texts = (
         "h1, h2, h3, p, dt, dd, th, td, small, strong, a, summary, figcaption, figure svg text, label, button, kbd, "
-        "pre, .legend span, .answer header, .mark"
+        "pre, .legend span, .completion header, .mark"
     )
     for tone in ("--shade", "--above", "--below"):
         page.eval_on_selector_all(
@@ -379,7 +379,7 @@ def test_prints_light_with_figures_and_without_controls(opened):
     assert all(figures.nth(index).bounding_box()["height"] > 80 for index in range(figures.count()))
     for name in (".controls", "nav", "#readout"):
         assert not page.locator(name).is_visible()
-    assert page.locator(".answer").first.is_visible()
+    assert page.locator(".completion").first.is_visible()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 718
     assert len(page.pdf(format="A4")) > 50_000
 
@@ -407,7 +407,7 @@ def test_hostile_text_is_shown_and_does_nothing(opened, tmp_path):
     assert page.locator("img").count() == 0
     assert HOSTILE in page.locator("h1").inner_text()
     assert HOSTILE in view.prompt()
-    assert HOSTILE in page.locator(".answer").first.inner_text()
+    assert HOSTILE in page.locator(".completion").first.inner_text()
 
 
 def test_foreign_scripts_are_forbidden(chromium, report, tmp_path):
@@ -416,7 +416,7 @@ def test_foreign_scripts_are_forbidden(chromium, report, tmp_path):
     page = chromium.new_page()
     page.goto(path.as_uri())
     assert page.evaluate("window.hit") is None
-    assert page.locator(".answer").count() == 6  # its own runs
+    assert page.locator(".completion").count() == 6  # its own runs
     page.close()
 
 
@@ -441,4 +441,4 @@ def test_browser_stands_what_is_lacking(opened, tmp_path, lack):
         page.locator(".token").first.hover()
         assert "token 1 of" in page.locator("#readout").inner_text()
     if lack == "answers":
-        assert page.locator(".answer").count() == 0
+        assert page.locator(".completion").count() == 0

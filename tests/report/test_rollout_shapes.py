@@ -10,7 +10,7 @@ import pytest
 
 from explorl.report.rollout_shapes import blocks, lineage
 from explorl.report.study_page import write_report
-from explorl.report.study_rollouts import compact, measures
+from explorl.report.study_rollouts import compact, token_measures
 
 from .test_browser import CONTRAST, HOSTILE, chromium, opened, pytestmark  # noqa: F401
 
@@ -82,7 +82,7 @@ def test_where_an_answer_comes_from() -> None:
 def test_none_of_it_is_a_measure() -> None:
     rollout = {"arm": "run", "seed": 0, "step": 1, "prompt": "x", "answers": answers()}
     (small,) = compact([rollout])
-    assert {measure.key for measure in measures([small])} <= {"entropy", "category"}
+    assert {measure.key for measure in token_measures([small])} <= {"entropy", "category"}
     assert small["answers"][0]["blocks"] == [(5, 9, "call", "call"), (9, 12, "output", "output")]
     assert "calls" not in small["answers"][0]
     assert "blocks" not in compact([rollout | {"answers": [answer(0, calls=None)]}])[0]["answers"][0]
@@ -112,11 +112,11 @@ def test_a_run_s_files_say_it(tmp_path: Path) -> None:
 
 def test_calls_and_outputs_are_drawn_as_blocks(opened):  # noqa: F811
     page = opened().page
-    box = page.locator(".answer").first
+    box = page.locator(".completion").first
     assert box.locator(".block.call").inner_text().startswith("call\n6*7")
     assert "42" in box.locator(".block.output").inner_text()
     assert box.locator(".token").count() == len(TOKENS)
-    places = box.locator(".token").evaluate_all("all => all.map(t => t.place)")
+    places = box.locator(".token").evaluate_all("all => all.map(t => t.position)")
     assert places == list(range(len(TOKENS)))
     box.focus()
     for _ in range(10):
@@ -130,29 +130,33 @@ def test_the_tree_is_drawn_and_leads_to_its_answers(opened):  # noqa: F811
     assert page.locator("#tree").is_visible()
     labels = page.locator(".branch").evaluate_all("all => all.map(g => g.getAttribute('aria-label'))")
     assert labels == [
-        "Answer 1, correct",
-        "Answer 3, correct, branches off answer 1 after 12 tokens",
-        "Answer 5, correct, branches off answer 3 after 13 tokens",
-        "Answer 4, wrong, branches off answer 1 after 3 tokens",
-        "Answer 2, wrong",
-        "Answer 6, wrong, branches off an answer that is not shown after 2 tokens",
+        "Completion 1, correct",
+        "Completion 3, correct, branches off completion 1 after 12 tokens",
+        "Completion 5, correct, branches off completion 3 after 13 tokens",
+        "Completion 4, wrong, branches off completion 1 after 3 tokens",
+        "Completion 2, wrong",
+        "Completion 6, wrong, branches off a completion that is not shown after 2 tokens",
     ]
     caption = page.locator("#tree-caption").inner_text()
-    assert caption.startswith("4 of 6 answers branch off another, at the dots; 30 of their 84 tokens were not sampled")
+    assert caption.startswith(
+        "4 of 6 completions branch off another one, at the dots; 30 of their 84 tokens were not sampled"
+    )
     assert page.locator(".branch circle").count() == 3
     page.locator(".branch text").nth(3).click()
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Answer 4, wrong"
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Completion 4, wrong"
     page.locator(".branch").nth(1).focus()
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Answer 3, correct"
-    shared = page.locator(".answer:focus .token").evaluate_all("all => all.filter(t => t.matches('.shared')).length")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Completion 3, correct"
+    shared = page.locator(".completion:focus .token").evaluate_all(
+        "all => all.filter(t => t.matches('.shared')).length"
+    )
     assert shared == 12
 
 
 def test_answers_without_branches_have_no_tree(opened, tmp_path):  # noqa: F811
     page = opened(write(tmp_path / "plain.html", [answer(0), answer(1), answer(2) | {"row": None}])).page
     assert not page.locator("#tree").is_visible()
-    assert page.locator(".answer").count() == 3
+    assert page.locator(".completion").count() == 3
 
 
 @pytest.mark.parametrize(
@@ -166,7 +170,7 @@ def test_answers_without_branches_have_no_tree(opened, tmp_path):  # noqa: F811
 def test_a_tree_that_cannot_be_breaks_nothing(opened, tmp_path, given):  # noqa: F811
     page = opened(write(tmp_path / "strange.html", given)).page
     assert page.locator(".branch").count() == len(given)
-    assert page.locator(".answer").count() == len(given)
+    assert page.locator(".completion").count() == len(given)
 
 
 def test_hostile_calls_are_shown_and_do_nothing(opened, tmp_path):  # noqa: F811
@@ -189,5 +193,5 @@ def test_hostile_calls_are_shown_and_do_nothing(opened, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_contrast_and_width(opened, scheme):  # noqa: F811
     page = opened(color_scheme=scheme, width=400).page
-    assert min(page.evaluate(CONTRAST, "#tree text, .block-label, #tree-caption, .answer header")) >= 4.5
+    assert min(page.evaluate(CONTRAST, "#tree text, .block-label, #tree-caption, .completion header")) >= 4.5
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 400

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorl.core.store import cleaned
-from explorl.report.study_figures import POINTS, Series, looks, swatch
-from explorl.report.study_numbers import interval, mark, written
+from explorl.report.study_figures import MAX_POINTS, Series, line_styles, swatch
+from explorl.report.study_numbers import difference_mark, format_interval, format_number
 from explorl.report.study_page import write_report
-from explorl.report.study_rollouts import compact, measures, script_json, trimmed
+from explorl.report.study_rollouts import compact, script_json, token_measures, trim_rollouts
 
 from ..hostile import NAMES, raw
 from .studies import ARMS, STEPS, make_results
@@ -217,7 +217,7 @@ def test_bars_are_in_no_arms_colour(written_page):
     ],
 )
 def test_an_interval_without_width_gets_a_floor(low, high, unit, text):
-    assert interval({"low": low, "high": high}, unit) == text
+    assert format_interval({"low": low, "high": high}, unit) == text
 
 
 def test_no_minus_before_zero_and_no_hyphen_for_a_minus(results, tmp_path):
@@ -259,7 +259,7 @@ def test_long_runs_stay_small(results, tmp_path):
     text, _ = page({"arms": arms}, tmp_path)
     assert len(text.encode()) < 300_000
     thinned = Series(steps, steps).thinned()
-    assert len(thinned.x) <= POINTS
+    assert len(thinned.x) <= MAX_POINTS
     assert (thinned.x[0], thinned.x[-1]) == (0, 19_999)
 
 
@@ -288,7 +288,7 @@ ROLLOUTS = st.lists(
 @given(ROLLOUTS, st.integers(2, 20_000))
 def test_trimming_fits_is_even_and_keeps_the_last_step(rollouts, room):
     small = compact(rollouts)
-    kept = trimmed(small, room)
+    kept = trim_rollouts(small, room)
     assert len(script_json(kept).encode()) <= room
     if len(script_json(small)) + len(small) + sum(len(r["answers"]) for r in small) + 2 <= room:
         assert kept == small
@@ -307,7 +307,7 @@ def test_when_answers_go_a_correct_and_a_wrong_one_stay():
     answers = [{"tokens": ["t"] * 50, "correct": right, "reward": 0.0} for right in (True, True, True, False)]
     small = compact([{"arm": "a", "seed": 0, "step": 1, "prompt": "p", "answers": answers}])
     size = len(script_json(small))
-    (kept,) = trimmed(small, size // 2 + 80)
+    (kept,) = trim_rollouts(small, size // 2 + 80)
     assert [answer["correct"] for answer in kept["answers"]] == [True, False]
 
 
@@ -501,7 +501,7 @@ def test_renders_with_any_values_missing(chance, seed, tmp_path):
     ],
 )
 def test_marks(low, high, p, higher_is_better, expected):
-    found = mark({"mean": 0.0, "low": low, "high": high, "p_corrected": p}, higher_is_better)
+    found = difference_mark({"mean": 0.0, "low": low, "high": high, "p_corrected": p}, higher_is_better)
     assert (found and found.word) == expected
     if found:
         assert found.sign == ("▲" if low > 0 else "▼")
@@ -525,26 +525,26 @@ def test_marks(low, high, p, higher_is_better, expected):
     ],
 )
 def test_numbers_by_unit(value, unit, text):
-    assert written(value, unit) == text
+    assert format_number(value, unit) == text
 
 
 @settings(deadline=None)
 @given(st.integers(1, 60))
-def test_looks_tell_arms_apart(count):
+def test_line_styles_tell_arms_apart(count):
     names = [f"arm {index}" for index in range(count)]
-    found = looks(names, "arm 0")
-    drawn = [(look.colour, str(look.dash), look.marker) for name, look in found.items() if name != "start"]
+    found = line_styles(names, "arm 0")
+    drawn = [(style.colour, str(style.dash), style.marker) for name, style in found.items() if name != "start"]
     assert len(set(drawn)) == min(count, 57)  # seven colours times eight markers, and the baseline's ink
 
 
 def test_swatches_have_no_ids():
-    for look in looks(["a", "b", "c"], "a").values():
-        assert "id=" not in swatch(look)
+    for style in line_styles(["a", "b", "c"], "a").values():
+        assert "id=" not in swatch(style)
 
 
 def test_measures_follow_the_data():
     answers = [{"tokens": ["a", "b"], "later_measure": [1, 3], "entropy": [0.0, 2.0], "weight": [1, 1]}]
-    found = measures(compact([{"arm": "a", "answers": answers}]))
+    found = token_measures(compact([{"arm": "a", "answers": answers}]))
     assert [(m.key, m.label, m.scale, m.low, m.high) for m in found] == [
         ("entropy", "entropy", "sequential", 0.0, 2.0),
         ("weight", "strategy weight", "diverging", 0.0, 2.0),

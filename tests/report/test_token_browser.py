@@ -13,7 +13,7 @@ from explorl.analysis.impact import Continuation, Side, TokenImpact, fisher, new
 from explorl.analysis.lens_table import build_table
 from explorl.report.lens_rollouts import lens_rollouts
 from explorl.report.study_page import write_report
-from explorl.report.study_rollouts import compact, measures
+from explorl.report.study_rollouts import compact, token_measures
 
 from .test_browser import CONTRAST, HOSTILE, chromium, opened, pytestmark  # noqa: F401
 
@@ -62,7 +62,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_measure_of_a_token_is_there():
     rollouts = compact(lens_rollouts(table(), [impact_at(2, answer=4)]))
     answer = next(one for rollout in rollouts for one in rollout["answers"] if "impacts" in one)
-    found = {measure.key: measure for measure in measures(rollouts)}
+    found = {measure.key: measure for measure in token_measures(rollouts)}
     assert list(found) == ["entropy", "logp", "advantage", "update_size", "delta_p", "impact", "category"]
     assert found["category"].names == CATEGORIES
     assert (found["impact"].low, found["impact"].high) == (-1.0, 1.0)
@@ -92,7 +92,7 @@ def test_shading_by_category_has_a_legend(opened):  # noqa: F811
     page = opened(hash="#arm=run&seed=0&step=2&prompt=0&by=category").page
     assert page.locator("#scale-names li").all_inner_texts() == list(CATEGORIES)
     assert not page.locator("#scale").is_visible()
-    kinds = page.locator(".answer").first.locator(".token").evaluate_all("all => all.map(t => t.dataset.kind)")
+    kinds = page.locator(".completion").first.locator(".token").evaluate_all("all => all.map(t => t.dataset.kind)")
     assert kinds == ["1", "0", "0", "2", "3", "3", "0", "0", "0"]
     looks = page.locator("#scale-names [data-kind]").evaluate_all(
         "all => all.map(s => [getComputedStyle(s).backgroundColor, getComputedStyle(s).textDecorationStyle,"
@@ -122,7 +122,7 @@ def test_categories_and_alternatives_can_be_read(opened, scheme):  # noqa: F811
 
 def test_a_click_shows_the_alternative_and_both_continuations(opened):  # noqa: F811
     page = opened(hash="#arm=run&seed=0&step=2&prompt=0").page
-    replaced = page.locator("#correct .answer").first.locator(".token").nth(2)
+    replaced = page.locator("#correct .completion").first.locator(".token").nth(2)
     replaced.click()
     panel = page.locator(".alternative")
     said = panel.inner_text()
@@ -133,7 +133,7 @@ def test_a_click_shows_the_alternative_and_both_continuations(opened):  # noqa: 
     assert panel.locator("ul").count() == 2
     assert panel.locator("li.wrong").count() >= 6
     assert "and 4 more" in said
-    assert "the answer ends here" in said
+    assert "the completion ends here" in said
     page.locator("#wrong .token").first.click()  # another answer: one panel at a time
     assert panel.count() == 1
     assert 'best alternative "a", probability 0.223' in panel.inner_text()
@@ -168,7 +168,7 @@ def test_the_panel_fits(opened, width):  # noqa: F811
     page = opened(hash="#arm=run&seed=0&step=2&prompt=0", width=width).page
     page.locator("#correct .token").nth(2).click()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= width
-    box, card = page.locator(".alternative").bounding_box(), page.locator("#correct .answer").first.bounding_box()
+    box, card = page.locator(".alternative").bounding_box(), page.locator("#correct .completion").first.bounding_box()
     assert box["x"] >= card["x"]
     assert box["x"] + box["width"] <= card["x"] + card["width"]
 
@@ -186,7 +186,7 @@ def test_hostile_tokens_alternatives_and_continuations_do_nothing(opened, tmp_pa
     path.write_text(text[:start] + text[text.index(">", start) + 1 :], encoding="utf-8")
     page = opened(path, hash="#arm=run&seed=0&step=2&prompt=0&by=category").page
     for place in (0, 1, 2):
-        page.locator("#correct .answer").first.locator(".token").nth(place).click()
+        page.locator("#correct .completion").first.locator(".token").nth(place).click()
         assert page.locator(".alternative").count() == 1
     assert HOSTILE in page.locator(".alternative li code").first.inner_text()
     assert page.evaluate("window.hit") is None

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from explorl.cli.quickstart import ARMS, study_file, table, verdict
-from explorl.report.study_numbers import written
+from explorl.report.study_numbers import format_number
 from explorl.report.study_page import write_report
 from explorl.strategies import build_all
 from explorl.study.run_study import write_results
@@ -35,7 +35,7 @@ def test_the_terminal_and_the_page_have_the_same_numbers(results: dict[str, Any]
         for key in ("pass@1", "pass@2"):
             mean, low, high = (arm["measures"][key][end] for end in ("mean", "low", "high"))
             assert f"{mean:.1%} [{low:.1%}, {high:.1%}]" in printed.getvalue()
-            assert f"[{written(low, '%')}, {written(high, '%')}]" in page
+            assert f"[{format_number(low, '%')}, {format_number(high, '%')}]" in page
     assert shown.columns == ("", "pass@1", "pass@2", "gain in pass@1 (points)", "gain in pass@2 (points)")
     gain = results["arms"][1]["gain"]
     assert [cell.mean for cell in shown.rows[2][3:]] == pytest.approx([100 * gain["mean"][0], 100 * gain["mean"][-1]])

@@ -16,7 +16,7 @@ from explorl.core.store import RunStore, kind_of
 from explorl.core.terminal import literal
 
 if TYPE_CHECKING:
-    from explorl.report.run_analyses import Outcome
+    from explorl.report.run_analyses import AnalysisOutcome
 
 
 def quality(
@@ -139,7 +139,7 @@ def parse_analysis_options(texts: Sequence[str]) -> tuple[dict[str, Any], dict[s
     return analysis_options, task_options
 
 
-def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
+def _print_outcomes(outcomes: Sequence[AnalysisOutcome]) -> None:
     """Print one paragraph per analysis; those without a result last."""
     from explorl.analysis.lens import Unavailable
 

@@ -1,4 +1,4 @@
-"""A comparison of models as what the page is made of."""
+"""The results of a comparison of models, in the form that the page takes."""
 
 from __future__ import annotations
 
@@ -25,63 +25,72 @@ UNITS: Mapping[str, tuple[str, str, bool | None]] = {
 
 
 def comparison_results(
-    found: Boundary, identity: Mapping[str, Any], folders: Mapping[str, str], samples: Mapping[str, Sequence[Path]]
+    boundary: Boundary, identity: Mapping[str, Any], folders: Mapping[str, str], samples: Mapping[str, Sequence[Path]]
 ) -> dict[str, Any]:
-    """What the page of a comparison shows; the first model is what the others are compared with.
+    """Return the results of a comparison for its page; the first model is the baseline.
 
-    ``samples`` are the files with each model's completions; none leaves the errors out.
+    ``samples`` are the files with each model's completions; without them, the errors are left out.
     """
-    first, ks = found.names[0], found.ks
+    baseline, ks = boundary.names[0], boundary.ks
     keys = [f"pass@{k}" for k in dict.fromkeys((ks[0], ks[-1]))] + ([f"maj@{ks[-1]}"] if ks[-1] > 1 else [])
     measures = [{"key": key, "label": key, "unit": "%", "higher_is_better": True} for key in keys]
     measures += [
         {"key": key, "label": label, "unit": unit, "higher_is_better": better}
         for key, (label, unit, better) in UNITS.items()
-        if any(scores.get(key) for scores in found.scores.values())
+        if any(scores.get(key) for scores in boundary.scores.values())
     ]
-    differences = _differences(found, first)
+    differences = _differences(boundary, baseline)
     arms = [
         {
             "name": name,
             "measures": {
-                key: _floored(key, value, len(found.problems))
-                for key, value in found.scores[name].items()
+                key: _with_floor(key, value, len(boundary.problems))
+                for key, value in boundary.scores[name].items()
                 if value is not None
             },
-            "differences": None if name == first else differences.get(name, {}),
+            "differences": None if name == baseline else differences.get(name, {}),
             "verdict": arm_verdict(
-                None if name == first else differences.get(name, {}),
+                None if name == baseline else differences.get(name, {}),
                 keys[:2],
-                arms=len(found.names) - 1,
+                arms=len(boundary.names) - 1,
                 seeds=2,
                 failed=0,
             ),
             "pass_at_k": {
                 "k": ks,
-                **{end: [getattr(found.scores[name][f"pass@{k}"], end) for k in ks] for end in ("mean", "low", "high")},
+                **{
+                    end: [getattr(boundary.scores[name][f"pass@{k}"], end) for k in ks]
+                    for end in ("mean", "low", "high")
+                },
                 "band": "95 % interval over problems",
             },
             "errors": error_breakdown(samples.get(name, ())),
         }
-        for name in found.names
+        for name in boundary.names
     ]
     return {
         "kind": "comparison",
-        "title": f"{identity['task']}: {' · '.join(found.names)}",
-        "verdict": " ".join(f"{arm['name']} against {first}: {arm['verdict']}." for arm in arms[1:]),
+        "title": f"{identity['task']}: {' · '.join(boundary.names)}",
+        "verdict": " ".join(f"{arm['name']} against {baseline}: {arm['verdict']}." for arm in arms[1:]),
         "task": identity["task"],
-        "baseline": first,
-        "problems": len(found.problems),
-        "samples": found.samples,
+        "baseline": baseline,
+        "problems": len(boundary.problems),
+        "samples": boundary.samples,
         "measures": measures,
         "arms": arms,
-        "overlaps": [{"arms": sorted(some, key=found.names.index), "count": n} for some, n in found.overlaps().items()],
+        "overlaps": [
+            {"arms": sorted(names, key=boundary.names.index), "count": count}
+            for names, count in boundary.overlaps().items()
+        ],
         "provenance": {"protocol": identity["protocol"], "sampling": identity["sampling"], "folders": dict(folders)},
     }
 
 
-def _floored(key: str, value: Interval, problems: int) -> dict[str, Any]:
-    """A score; a share that is the same for all problems could still differ for 3 of so many (the rule of three)."""
+def _with_floor(key: str, value: Interval, problems: int) -> dict[str, Any]:
+    """Return a score with its interval.
+
+    If a share is the same for all problems, its interval is widened by 3 / problems (the rule of three).
+    """
     ends = {"mean": value.mean, "low": value.low, "high": value.high}
     share = key.startswith(("pass@", "maj@", "avg@")) or UNITS.get(key, ("", "", None))[1] == "%"
     if value.low < value.high or not share or problems < 2:
@@ -90,14 +99,14 @@ def _floored(key: str, value: Interval, problems: int) -> dict[str, Any]:
     return ends | {"low": max(0.0, value.mean - reach), "high": min(1.0, value.mean + reach), "note": NO_SPREAD}
 
 
-def _differences(found: Boundary, first: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """By model and measure, to the first model; corrected over the models, measure by measure."""
-    result: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in found.names if name != first}
-    against = [one for one in found.differences if one.baseline == first]
-    for key in dict.fromkeys(one.measure for one in against):
-        mine = {one.model: one for one in against if one.measure == key}
-        corrected = holm({name: one.p for name, one in mine.items()})
-        for name, one in mine.items():
-            ends = {"mean": one.difference.mean, "low": one.difference.low, "high": one.difference.high}
-            result[name][key] = {**ends, "p": one.p, "p_corrected": corrected[name]}
+def _differences(boundary: Boundary, baseline: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the differences to the baseline by model and measure, corrected over the models for each measure."""
+    result: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in boundary.names if name != baseline}
+    paired = [entry for entry in boundary.differences if entry.baseline == baseline]
+    for key in dict.fromkeys(entry.measure for entry in paired):
+        by_model = {entry.model: entry for entry in paired if entry.measure == key}
+        corrected = holm({name: entry.p for name, entry in by_model.items()})
+        for name, entry in by_model.items():
+            ends = {"mean": entry.difference.mean, "low": entry.difference.low, "high": entry.difference.high}
+            result[name][key] = {**ends, "p": entry.p, "p_corrected": corrected[name]}
     return result

@@ -1,4 +1,4 @@
-"""All analyses of the lens, in the order in which they are told."""
+"""All analyses of the lens, in the order in which they are reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN_ANALYSES = (
         reward_stages.law_tables, figures.law_drawings,
     ),
     Analysis(
-        "signs", "Entropy of positive and negative answers", entropy_by_sign.sign_split,
+        "signs", "Entropy of positive and negative completions", entropy_by_sign.sign_split,
         entropy_by_sign.split_summary, entropy_by_sign.split_tables, figures.signs_drawings,
     ),
     Analysis(
@@ -29,7 +29,7 @@ RUN_ANALYSES = (
         entropy_drop.words_tables, figures.words_drawings,
     ),
     Analysis(
-        "defects", "Defects of responses", defects.defects, defects.defects_summary, defects.defects_tables,
+        "defects", "Defects of completions", defects.defects, defects.defects_summary, defects.defects_tables,
         figures.defects_drawings,
     ),
     Analysis(
@@ -37,6 +37,6 @@ RUN_ANALYSES = (
         probability_shift.updates_tables, figures.updates_drawings,
     ),
 )  # fmt: skip
-"""Those that need a training's history."""
+"""The analyses that need the history of a training run."""
 
 ANALYSES = (*RUN_ANALYSES, *TOKEN_ANALYSES)

@@ -14,21 +14,21 @@ from explorl.analysis.lens import Drawing
 from explorl.analysis.probability_shift import SMALL, Bins, Updates
 from explorl.analysis.reward_stages import EntropyLaw, Stages, law_summary, stages_summary
 from explorl.core.text import clean
-from explorl.report.figures import smoothed
+from explorl.report.figures import running_mean
 from explorl.report.lens_render import Palette
 from explorl.report.study_figures import smoothing_window
 from explorl.stats import Interval
 from explorl.stats.regression import LEVEL
 
-SHOWN = 12
+MAX_WORDS = 12
 """Words in a figure."""
-TICKS_APART = 14
-"""Percentiles between two labels, so that they do not run into each other."""
-MEANS = " Line: running mean; faint points: the steps."
+MIN_TICK_DISTANCE = 14
+"""Percentiles between two labels, so that the labels do not overlap."""
+RUNNING_MEAN_NOTE = " Line: running mean; faint points: the steps."
 
 
 def stages_drawings(result: Stages) -> list[Drawing]:
-    """The curve with its two pieces, and where the rise ends."""
+    """Return the drawing of the curve with its two fitted pieces and the end of the rise."""
 
     def draw(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
@@ -58,7 +58,7 @@ def stages_drawings(result: Stages) -> list[Drawing]:
 
 
 def law_drawings(result: EntropyLaw) -> list[Drawing]:
-    """Entropy and reward of each step, the fitted law and its ceiling."""
+    """Return the drawing of entropy and reward at each step, with the fitted law and its ceiling."""
 
     def draw(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
@@ -73,18 +73,18 @@ def law_drawings(result: EntropyLaw) -> list[Drawing]:
             ceiling = scale * result.limit.mean
             axes.plot([0], [ceiling], marker="D", color=palette.arms[1], markersize=6, clip_on=False)
             axes.annotate("ceiling b − a", (0, ceiling), xytext=(8, 4), textcoords="offset points", fontsize=8.5)
-        _frame(axes, scale * result.values, scale * np.array([result.curve.min(), result.curve.max()]))
+        _limit_y(axes, scale * result.values, scale * np.array([result.curve.min(), result.curve.max()]))
         _labels(axes, "entropy H (nats)", _unit(result.measure))
 
     caption = (
-        f"{law_summary(result)} A point is a step, later ones darker; line and band: the fit and the 95 % interval of "
-        "its mean, drawn on to H = 0."
+        f"{law_summary(result)} Each point is a step, later ones are darker; line and band: the fit and the 95 % "
+        "interval of its mean, extended to H = 0."
     )
     return [Drawing("law", "Entropy and reward", caption, draw)]
 
 
 def signs_drawings(result: SignSplit) -> list[Drawing]:
-    """Entropy of positive and negative answers over the steps."""
+    """Return the drawing of the entropy of positive and negative completions over the steps."""
 
     def draw(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
@@ -92,25 +92,26 @@ def signs_drawings(result: SignSplit) -> list[Drawing]:
             ("positive", result.positive, palette.arms[0], "-"),
             ("negative", result.negative, palette.arms[1], (0, (5, 2))),
         ):
-            _course(axes, result.steps, values, colour, name, dash)
+            _draw_course(axes, result.steps, values, colour, name, dash)
         if result.rising_end < result.steps[-1]:
             axes.axvline(result.rising_end, color=palette.ink, linewidth=0.9, label="end of the rise")
         _labels(axes, "training step", "mean entropy (nats)")
         axes.legend()
 
-    return [Drawing("signs", "Entropy of positive and negative answers", split_summary(result) + MEANS, draw)]
+    caption = split_summary(result) + RUNNING_MEAN_NOTE
+    return [Drawing("signs", "Entropy of positive and negative completions", caption, draw)]
 
 
 def fastest_drawings(result: EntropyDrop) -> list[Drawing]:
-    """Which answers the fastest-dropping tokens are in, beside all tokens."""
+    """Return the drawing of the sign of completions with the fastest-dropping tokens, compared with all tokens."""
 
     def draw(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
         share = result.negative_share
         rows = [("fastest 20 %\nof token types", share.mean), ("all token types", result.all_share)]
-        for place, (_, value) in enumerate(rows):
-            axes.barh([place], [100 * value], height=0.55, color=palette.arms[1])
-            axes.barh([place], [100 - 100 * value], left=[100 * value], height=0.55, color=palette.arms[0])
+        for y, (_, value) in enumerate(rows):
+            axes.barh([y], [100 * value], height=0.55, color=palette.arms[1])
+            axes.barh([y], [100 - 100 * value], left=[100 * value], height=0.55, color=palette.arms[0])
         for x, side, align in ((2, "negative", "left"), (98, "positive", "right")):
             axes.text(x, 1, side, ha=align, va="center", color=palette.paper, fontsize=9, fontweight="bold")
         low, high = max(share.low, 0.0), min(share.high, 1.0)
@@ -124,37 +125,41 @@ def fastest_drawings(result: EntropyDrop) -> list[Drawing]:
         axes.grid(visible=False, axis="y")
         _labels(axes, "occurrences (%)", "")
 
-    caption = drop_summary(result) + " Occurrences in answers with a sign; bar: 95 % interval."
+    caption = drop_summary(result) + " Occurrences in positive and negative completions; bar: 95 % interval."
     return [Drawing("fastest", "Where the fastest entropy drop happens", caption, draw, (4.8, 2.0))]
 
 
 def words_drawings(result: Words) -> list[Drawing]:
-    """The words that rise in frequency, and those that fall in entropy."""
+    """Return the drawings of the words that rise in frequency and of those that fall in entropy."""
     drawings = []
     for name, title, changes, x, scale in (
         ("words-frequency", "Words whose frequency rises most", result.risen, "change of share (points)", 100.0),
         ("words-entropy", "Words whose entropy falls most", result.fallen, "change of mean entropy (nats)", 1.0),
     ):
         if changes:
-            sure = sum(one.corrected is not None and one.corrected < LEVEL for one in changes)
-            most, unit = _times(changes[0].change.interval, scale), x.split("(")[1][:-1]
+            significant = sum(map(_is_significant, changes))
+            largest, unit = _times(changes[0].change.interval, scale), x.split("(")[1][:-1]
             caption = (
                 f"{title}, from the first to the last third of steps {result.steps[0]}–{result.steps[1]}: first "
-                f"{_word(changes[0].text)} by {most:+.2f} {unit}; {sure or 'none'} of {len(changes)} beyond doubt "
-                f"(filled; p < {LEVEL} after Holm's correction for all token types). Bars: 95 % intervals."
+                f"{_word(changes[0].text)} by {largest:+.2f} {unit}; {significant or 'none'} of {len(changes)} "
+                f"significant (filled; p < {LEVEL} after Holm's correction for all token types). Bars: 95 % intervals."
             )
-            size = (4.8, 0.9 + 0.22 * min(len(changes), SHOWN))
-            drawings.append(Drawing(name, title, caption, _word_dots(changes[:SHOWN], x, scale), size))
+            size = (4.8, 0.9 + 0.22 * min(len(changes), MAX_WORDS))
+            drawings.append(Drawing(name, title, caption, _word_dots(changes[:MAX_WORDS], x, scale), size))
     return drawings
+
+
+def _is_significant(change: WordChange) -> bool:
+    return change.corrected is not None and change.corrected < LEVEL
 
 
 def _word_dots(changes: Sequence[WordChange], x: str, scale: float) -> Callable[[Any, Palette], None]:
     def draw(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
-        for place, one in enumerate(changes):
-            sure = one.corrected is not None and one.corrected < LEVEL
-            _dot(axes, place, _times(one.change.interval, scale), palette.arms[0], filled=sure)
-        axes.set_yticks(range(len(changes)), [_word(one.text) for one in changes])
+        for y, change in enumerate(changes):
+            interval = _times(change.change.interval, scale)
+            _draw_dot(axes, y, interval, palette.arms[0], filled=_is_significant(change))
+        axes.set_yticks(range(len(changes)), [_word(change.text) for change in changes])
         axes.set_ylim(len(changes) - 0.4, -0.6)
         axes.axvline(0, color=palette.ink, linewidth=0.8)
         _labels(axes, x, "")
@@ -163,94 +168,94 @@ def _word_dots(changes: Sequence[WordChange], x: str, scale: float) -> Callable[
 
 
 def defects_drawings(result: Defects) -> list[Drawing]:
-    """The share of responses with each defect, by step."""
+    """Return the drawing of the share of completions with each defect, by step."""
 
     def draw(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
-        for place, kind in enumerate(result.kinds):
-            dash = ("-", (0, (5, 2)), (0, (1.5, 1.5)))[place % 3]
-            _course(axes, result.steps, 100 * kind.shares, palette.arms[place], kind.name, dash)
+        for index, kind in enumerate(result.kinds):
+            dash = ("-", (0, (5, 2)), (0, (1.5, 1.5)))[index % 3]
+            _draw_course(axes, result.steps, 100 * kind.shares, palette.arms[index], kind.name, dash)
         top = max(axes.get_ylim()[1], 1.0)
         axes.set_ylim(-0.03 * top, top)
-        _labels(axes, "training step", "responses (%)")
+        _labels(axes, "training step", "completions (%)")
         axes.legend()
 
-    return [Drawing("defects", "Defects of responses", defects_summary(result) + MEANS, draw)]
+    return [Drawing("defects", "Defects of completions", defects_summary(result) + RUNNING_MEAN_NOTE, draw)]
 
 
 def updates_drawings(result: Updates) -> list[Drawing]:
-    """How |Δp| is spread, and what it goes with."""
-    where = "on the plateau" if result.plateau else "over the whole run"
-    drawings = [_spread(result, where), *(_binned(one, where) for one in result.bins)]
+    """Return the drawings of the distribution of |Δp| and of what it depends on."""
+    phase = "on the plateau" if result.plateau else "over the whole run"
+    drawings = [_distribution(result, phase), *(_binned(bins, phase) for bins in result.bins)]
     if result.categories:
-        drawings.append(_kinds(result, where))
+        drawings.append(_by_category(result, phase))
     return drawings
 
 
-def _spread(result: Updates, where: str) -> Drawing:
+def _distribution(result: Updates, phase: str) -> Drawing:
     def draw(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
-        kept = result.above > 0
-        axes.plot(result.grid[kept], 100 * result.above[kept], color=palette.arms[0], linewidth=1.9)
+        nonzero = result.above > 0
+        axes.plot(result.grid[nonzero], 100 * result.above[nonzero], color=palette.arms[0], linewidth=1.9)
         axes.axvline(SMALL, color=palette.arms[1], linestyle=(0, (5, 2)), linewidth=1.4)
         axes.annotate(f"|Δp| = {SMALL}", (SMALL, 100), xytext=(-4, -10), textcoords="offset points", ha="right",
                       fontsize=8.5)  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
-        _decades(axes.set_yticks, 100 * result.above[kept].min(), 100)
-        _decades(axes.set_xticks, result.grid[0], result.grid[-1])
+        _set_decade_ticks(axes.set_yticks, 100 * result.above[nonzero].min(), 100)
+        _set_decade_ticks(axes.set_xticks, result.grid[0], result.grid[-1])
         axes.minorticks_off()
-        _labels(axes, "|Δp| of an update", "tokens with at least that (%)")
+        _labels(axes, "|Δp| of an update", "tokens at or above (%)")
 
     caption = (
-        f"{result.below:.2%} of {result.tokens:,} tokens {where} (steps {result.steps[0]}–{result.steps[1]}) change "
-        f"their probability by less than {SMALL} in a step's updates; the 20 % that change most have "
+        f"{result.below:.2%} of {result.tokens:,} tokens {phase} (steps {result.steps[0]}–{result.steps[1]}) change "
+        f"their probability by less than {SMALL} in a step's updates; the 20 % that change most account for "
         f"{result.concentration:.1%} of all change."
     )
     return Drawing("updates", "How far updates move tokens", caption, draw)
 
 
-def _binned(bins: Bins, where: str) -> Drawing:
+def _binned(bins: Bins, phase: str) -> Drawing:
     def draw(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
-        means = np.array([one.mean for one in bins.means])
-        ends = np.abs(np.array([[one.mean - one.low, one.high - one.mean] for one in bins.means]).T)
+        means = np.array([mean.mean for mean in bins.means])
+        ends = np.abs(np.array([[mean.mean - mean.low, mean.high - mean.mean] for mean in bins.means]).T)
         style = {"color": palette.arms[0], "marker": "o", "markersize": 5, "linewidth": 1.4, "capsize": 3}
         axes.errorbar(bins.percentile, means, yerr=ends, **style)
         axes.set_ylim(bottom=0)
-        shown = [len(means) - 1]
-        for place in range(len(means) - 2, -1, -1):
-            if bins.percentile[shown[-1]] - bins.percentile[place] > TICKS_APART:
-                shown.append(place)
+        ticks = [len(means) - 1]
+        for index in range(len(means) - 2, -1, -1):
+            if bins.percentile[ticks[-1]] - bins.percentile[index] > MIN_TICK_DISTANCE:
+                ticks.append(index)
         axes.set_xticks(
-            [bins.percentile[place] for place in shown],
-            [f"{bins.percentile[place]:.0f}\n{bins.middle[place]:.1g}" for place in shown],
+            [bins.percentile[index] for index in ticks],
+            [f"{bins.percentile[index]:.0f}\n{bins.middle[index]:.1g}" for index in ticks],
         )
         unit = f" ({bins.unit})" if bins.unit else ""
         _labels(axes, f"tokens by {bins.name}: percentile, below it the value{unit}", "mean |Δp|")
 
     caption = (
-        f"Mean |Δp| by {bins.name}, tokens {where} in tenths (equal values together): Spearman's correlation "
-        f"{bins.correlation.interval:+.2f}; the 20 % of tokens with the highest {bins.name} have "
+        f"Mean |Δp| by {bins.name}, tokens {phase} in tenths (equal values together): Spearman's correlation "
+        f"{bins.correlation.interval:+.2f}; the 20 % of tokens with the highest {bins.name} account for "
         f"{bins.top_share.interval:.0%} of all change. Bars: 95 % intervals."
     )
     return Drawing(f"updates-{bins.name.replace(' ', '-')}", f"Change by {bins.name}", caption, draw)
 
 
-def _kinds(result: Updates, where: str) -> Drawing:
+def _by_category(result: Updates, phase: str) -> Drawing:
     def draw(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
-        for place, one in enumerate(result.categories):
-            _dot(axes, place, one.mean, palette.arms[0], filled=one.excess.sign != 0)
-        axes.set_yticks(range(len(result.categories)), [one.category for one in result.categories])
+        for y, category in enumerate(result.categories):
+            _draw_dot(axes, y, category.mean, palette.arms[0], filled=category.excess.sign != 0)
+        axes.set_yticks(range(len(result.categories)), [category.category for category in result.categories])
         axes.set_ylim(len(result.categories) - 0.4, -0.6)
         axes.set_xlim(left=0)
         _labels(axes, "mean |Δp|", "")
 
-    told = "; ".join(f"{one.category} {one.mean:.4f}" for one in result.categories)
+    means = "; ".join(f"{category.category} {category.mean:.4f}" for category in result.categories)
     caption = (
-        f"Mean |Δp| by token category, {where}: {told}. Bars: 95 % intervals; filled: differs from the mean of all "
-        "tokens beyond doubt."
+        f"Mean |Δp| by token category, {phase}: {means}. Bars: 95 % intervals; filled: differs significantly from the "
+        "mean of all tokens."
     )
     size = (4.8, 1.1 + 0.3 * len(result.categories))
     return Drawing("updates-categories", "Change by token category", caption, draw, size)
@@ -260,19 +265,19 @@ def _kinds(result: Updates, where: str) -> Drawing:
 _DOTS: dict[str, Any] = {"linestyle": "none", "marker": ".", "markersize": 4, "markeredgewidth": 0, "alpha": 0.45}
 
 
-def _course(axes: Any, steps: Any, values: Any, colour: str, name: str, dash: Any = "-") -> None:
-    """A curve over steps: the steps as faint points, their running mean as a line."""
+def _draw_course(axes: Any, steps: Any, values: Any, colour: str, name: str, dash: Any = "-") -> None:
+    """Draw a curve over steps: the steps as faint points, their running mean as a line."""
     window = smoothing_window(len(steps))
     if window > 1:
         axes.plot(steps, values, color=colour, **_DOTS)
-    axes.plot(steps, smoothed(values, window), color=colour, linewidth=1.9, linestyle=dash, label=name)
+    axes.plot(steps, running_mean(values, window), color=colour, linewidth=1.9, linestyle=dash, label=name)
 
 
-def _dot(axes: Any, place: float, interval: Interval, colour: str, *, filled: bool) -> None:
+def _draw_dot(axes: Any, y: float, interval: Interval, colour: str, *, filled: bool) -> None:
     ends = [[max(interval.mean - interval.low, 0)], [max(interval.high - interval.mean, 0)]]
     face = colour if filled else "none"
     axes.errorbar(
-        [interval.mean], [place], xerr=ends, color=colour, marker="o", markersize=5.5, markerfacecolor=face,
+        [interval.mean], [y], xerr=ends, color=colour, marker="o", markersize=5.5, markerfacecolor=face,
         linewidth=1.4, capsize=3,
     )  # fmt: skip
     axes.locator_params(axis="x", nbins=6)
@@ -283,15 +288,15 @@ def _labels(axes: Any, x: str, y: str) -> None:
     axes.set_ylabel(y)
 
 
-def _frame(axes: Any, *values: Any) -> None:
-    """The heights of these values and a little more: a wide band must not flatten them."""
-    together = np.concatenate([np.asarray(part, dtype=float) for part in values])
-    low, high = float(together.min()), float(together.max())
+def _limit_y(axes: Any, *values: Any) -> None:
+    """Limit the y axis to slightly more than these values, so that a wide band does not flatten them."""
+    merged = np.concatenate([np.asarray(part, dtype=float) for part in values])
+    low, high = float(merged.min()), float(merged.max())
     axes.set_ylim(low - 0.1 * (high - low), high + 0.15 * (high - low))
 
 
-def _decades(set_ticks: Any, low: float, high: float) -> None:
-    """A tick at each power of ten, written out."""
+def _set_decade_ticks(set_ticks: Any, low: float, high: float) -> None:
+    """Set a tick at powers of ten, written as plain numbers."""
     first, last = int(np.floor(np.log10(max(low, 1e-9)))), int(np.floor(np.log10(high)))
     ticks = [10.0**power for power in range(first, last + 1)]
     ticks = ticks[:: -(-len(ticks) // 6)]
@@ -311,6 +316,6 @@ def _times(interval: Interval, scale: float) -> Interval:
 
 
 def _word(text: str) -> str:
-    """A token with its spaces and line ends in sight."""
-    shown = clean(text.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣"))
-    return f"“{shown if len(shown) <= 18 else shown[:17] + '…'}”"
+    """Return a token in quotes, with visible spaces and line ends, cut to 18 characters."""
+    visible = clean(text.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣"))
+    return f"“{visible if len(visible) <= 18 else visible[:17] + '…'}”"

@@ -1,4 +1,4 @@
-"""Answers as the rollout browser takes them, with what replacing their tokens showed."""
+"""Completions for the rollout browser, with what replacing their tokens showed."""
 
 from __future__ import annotations
 
@@ -15,133 +15,150 @@ from explorl.analysis.lens_table import LensTable, read_run
 from explorl.analysis.study_answers import evenly_spaced
 from explorl.core.store import RunStore, StoreError, read_json
 
-STEPS, PROMPTS, ANSWERS = 8, 4, 8
-"""Steps that are shown, prompts of a step, and answers to a prompt; more where their tokens were replaced."""
-COLUMNS = {
+MAX_STEPS, MAX_PROMPTS, MAX_COMPLETIONS = 8, 4, 8
+"""Steps shown, prompts per step, and completions per prompt; completions with replaced tokens are always shown."""
+BROWSER_KEYS = {
     "entropy": "entropy", "logp": "logp", "token_advantage": "advantage", "token_weight": "weight",
     "update_size": "update_size", "other_logp": "other_logp",
 }  # fmt: skip
-"""Numbers of a token, by their column and by what the browser calls them."""
+"""The browser's key of each numeric token column."""
 
 
 def with_impacts(rollouts: Sequence[Mapping[str, Any]], folder: str | Path) -> list[Mapping[str, Any]]:
-    """The rollouts of a run's page, and what ``explorl analyze RUN --only impact`` wrote of the run's answers.
+    """Return the rollouts of a run's page with the impacts that ``explorl analyze RUN --only impact`` wrote.
 
-    An answer that the page does not show yet is added to it. Without a readable analysis they stay as they are.
+    Completions that the page does not show yet are added. Without a readable analysis, the rollouts are unchanged.
     """
     try:
-        held = read_json(Path(folder) / "analysis" / "analysis.json")["analyses"]["impact"]["result"]["tokens"]
-        impacts = [(int(one["answer"]), int(one["position"]), int(one["sampled"]["token_id"]), one) for one in held]
-        records = {(answer, position): impact_record(one) for answer, position, _, one in impacts}
+        stored = read_json(Path(folder) / "analysis" / "analysis.json")["analyses"]["impact"]["result"]["tokens"]
+        impacts = [
+            (int(impact["answer"]), int(impact["position"]), int(impact["sampled"]["token_id"]), impact)
+            for impact in stored
+        ]
+        records = {(index, position): impact_record(impact) for index, position, _, impact in impacts}
     except (StoreError, OSError, ValueError, LookupError, TypeError, AttributeError):
         return list(rollouts)
     table = read_run(folder)
-    by_answer: dict[int, dict[int, Any]] = {}
-    for answer, position, token, _ in impacts:
-        if _has(table, answer, position, token):  # else the run was changed since
-            by_answer.setdefault(answer, {})[position] = records[answer, position]
+    by_completion: dict[int, dict[int, Any]] = {}
+    for index, position, token, _ in impacts:
+        if _has_token(table, index, position, token):  # else the run has changed since the analysis
+            by_completion.setdefault(index, {})[position] = records[index, position]
     iterations = (RunStore(folder).config().get("training") or {}).get("iterations") or 1
-    shown = [{**rollout, "answers": list(rollout["answers"])} for rollout in rollouts]
-    for index, found in by_answer.items():
+    merged = [{**rollout, "answers": list(rollout["answers"])} for rollout in rollouts]
+    for index, completion_impacts in by_completion.items():
         step = math.ceil(int(table.completions.step[index]) / iterations)
-        _show(shown, step, table.completions.prompt[index], _answer(table, index, {}) | {"impacts": found}, table.name)
-    return list(shown)
+        completion = _browser_completion(table, index, {}) | {"impacts": completion_impacts}
+        _merge_completion(merged, step, table.completions.prompt[index], completion, table.name)
+    return list(merged)
 
 
-def _has(table: LensTable, answer: int, position: int, token: int) -> bool:
-    if "token_ids" not in table.tokens or not 0 <= answer < len(table.completions):
+def _has_token(table: LensTable, index: int, position: int, token: int) -> bool:
+    """Check whether a completion of the table has this token at this position."""
+    if "token_ids" not in table.tokens or not 0 <= index < len(table.completions):
         return False
-    inside = 0 <= position < table.completions.count[answer]
-    return inside and int(table.tokens["token_ids"][table.completions.start[answer] + position]) == token
+    inside = 0 <= position < table.completions.count[index]
+    return inside and int(table.tokens["token_ids"][table.completions.start[index] + position]) == token
 
 
-def _show(rollouts: list[dict[str, Any]], step: int, prompt: str, answer: dict[str, Any], name: str) -> None:
-    """Puts the answer in the place of the same one, or beside the others to its prompt, or with a prompt of its own."""
+def _merge_completion(
+    rollouts: list[dict[str, Any]], step: int, prompt: str, completion: dict[str, Any], run_name: str
+) -> None:
+    """Add the completion's impacts to the same completion in `rollouts`; if it is missing, add it to its prompt."""
     for rollout in rollouts:
         if (rollout["step"], rollout["prompt"]) == (step, prompt):
-            for place, one in enumerate(rollout["answers"]):
-                if one.get("tokens") == answer["tokens"] and "impacts" not in one:
-                    rollout["answers"][place] = {**one, "impacts": answer["impacts"]}
+            for index, shown in enumerate(rollout["answers"]):
+                if shown.get("tokens") == completion["tokens"] and "impacts" not in shown:
+                    rollout["answers"][index] = {**shown, "impacts": completion["impacts"]}
                     return
-            rollout["answers"].append(answer)
+            rollout["answers"].append(completion)
             return
-    arm, seed = (rollouts[0]["arm"], rollouts[0]["seed"]) if rollouts else (name, 0)
-    rollouts.append({"arm": arm, "seed": seed, "step": step, "prompt": prompt, "answers": [answer]})
+    arm, seed = (rollouts[0]["arm"], rollouts[0]["seed"]) if rollouts else (run_name, 0)
+    rollouts.append({"arm": arm, "seed": seed, "step": step, "prompt": prompt, "answers": [completion]})
 
 
 def lens_rollouts(table: LensTable, impacts: Sequence[TokenImpact] = (), *, name: str = "") -> list[dict[str, Any]]:
-    """Answers whose tokens are recorded, at even distances over steps; all those in which a token was replaced.
+    """Return completions with token records, evenly spaced over steps, and all that have a replaced token.
 
-    What they are made of is text from a policy: `write_report` cleans it.
+    Their text is a policy's output and untrusted; `write_report` cleans it.
     """
-    by_answer: dict[int, dict[int, Any]] = {}
-    for one in impacts:
-        by_answer.setdefault(one.answer, {})[one.position] = impact_record(asdict(one))
+    by_completion: dict[int, dict[int, Any]] = {}
+    for impact in impacts:
+        by_completion.setdefault(impact.answer, {})[impact.position] = impact_record(asdict(impact))
     recorded = np.flatnonzero(table.completions.count > 0).tolist() if "tokens" in table.tokens else []
     by_prompt: dict[tuple[int, str], list[int]] = {}
     for index in recorded:
         by_prompt.setdefault((int(table.completions.step[index]), table.completions.prompt[index]), []).append(index)
     rollouts = []
-    for (step, prompt), answers in _chosen(by_prompt, set(by_answer)).items():
-        shown = [_answer(table, index, by_answer.get(index, {})) for index in answers]
-        rollouts.append({"arm": name or table.name, "seed": 0, "step": step, "prompt": prompt, "answers": shown})
+    for (step, prompt), indices in _select_completions(by_prompt, set(by_completion)).items():
+        completions = [_browser_completion(table, index, by_completion.get(index, {})) for index in indices]
+        rollouts.append({"arm": name or table.name, "seed": 0, "step": step, "prompt": prompt, "answers": completions})
     return rollouts
 
 
-def _chosen(by_prompt: Mapping[tuple[int, str], list[int]], replaced: set[int]) -> dict[tuple[int, str], list[int]]:
-    steps = set(evenly_spaced(sorted({step for step, _ in by_prompt}), STEPS))
-    chosen = {}
-    seen: dict[int, int] = {}
-    for (step, prompt), answers in by_prompt.items():
-        seen[step] = seen.get(step, 0) + 1
-        special = [index for index in answers if index in replaced]
-        if special or (step in steps and seen[step] <= PROMPTS):
-            chosen[step, prompt] = sorted({*special, *answers[:ANSWERS]})
-    return chosen
+def _select_completions(
+    by_prompt: Mapping[tuple[int, str], list[int]], replaced: set[int]
+) -> dict[tuple[int, str], list[int]]:
+    """Return the indices of the completions to show for each step and prompt; those in `replaced` always."""
+    steps = set(evenly_spaced(sorted({step for step, _ in by_prompt}), MAX_STEPS))
+    selected = {}
+    prompts_of_step: dict[int, int] = {}
+    for (step, prompt), indices in by_prompt.items():
+        prompts_of_step[step] = prompts_of_step.get(step, 0) + 1
+        with_replacement = [index for index in indices if index in replaced]
+        if with_replacement or (step in steps and prompts_of_step[step] <= MAX_PROMPTS):
+            selected[step, prompt] = sorted({*with_replacement, *indices[:MAX_COMPLETIONS]})
+    return selected
 
 
-def _answer(table: LensTable, index: int, impacts: Mapping[int, Any]) -> dict[str, Any]:
-    tokens, answers = table.tokens, table.completions
-    some = slice(int(answers.start[index]), int(answers.start[index] + answers.count[index]))
-    found: dict[str, Any] = {
-        "tokens": tokens["tokens"][some].tolist(),
+def _browser_completion(table: LensTable, index: int, impacts: Mapping[int, Any]) -> dict[str, Any]:
+    """Return a completion of the table in the browser's form."""
+    tokens, completions = table.tokens, table.completions
+    span = slice(int(completions.start[index]), int(completions.start[index] + completions.count[index]))
+    completion: dict[str, Any] = {
+        "tokens": tokens["tokens"][span].tolist(),
         "recorded": True,
-        "correct": _known(answers["correct"][index]) if "correct" in answers else None,
+        "correct": _bool_or_none(completions["correct"][index]) if "correct" in completions else None,
         "reward": _reward(table, index),
-        **{key: _numbers(tokens[name][some]) for name, key in COLUMNS.items() if name in tokens},
+        **{key: _finite_values(tokens[name][span]) for name, key in BROWSER_KEYS.items() if name in tokens},
     }
     if "other" in tokens:
-        found["other"] = tokens["other"][some].tolist()
+        completion["other"] = tokens["other"][span].tolist()
     if "logp" in tokens and "logp_after" in tokens:
-        found["delta_p"] = _numbers(np.exp(tokens["logp_after"][some]) - np.exp(tokens["logp"][some]))
+        completion["delta_p"] = _finite_values(np.exp(tokens["logp_after"][span]) - np.exp(tokens["logp"][span]))
     if impacts:
-        found["impacts"] = impacts
-    return found
+        completion["impacts"] = impacts
+    return completion
 
 
-def impact_record(one: Mapping[str, Any]) -> dict[str, Any]:
-    """A `TokenImpact` in plain values as the browser takes it."""
-    interval = {key: one["impact"][key] for key in ("mean", "low", "high")}
-    return {**interval, "p": one["corrected"], "sampled": _side(one["sampled"]), "other": _side(one["other"])}
+def impact_record(impact: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a `TokenImpact`, given as a dictionary, in the browser's form."""
+    interval = {key: impact["impact"][key] for key in ("mean", "low", "high")}
+    return {
+        **interval, "p": impact["corrected"], "sampled": _token_side(impact["sampled"]),
+        "other": _token_side(impact["other"]),
+    }  # fmt: skip
 
 
-def _side(side: Mapping[str, Any]) -> dict[str, Any]:
-    found = [(one["text"], one["correct"]) for one in side["continuations"]]
-    right = sum(bool(correct) for _, correct in found)
-    return {**{key: side[key] for key in ("token", "probability")}, "correct": right, "count": len(found),
-            "continuations": found}  # fmt: skip
+def _token_side(side: Mapping[str, Any]) -> dict[str, Any]:
+    continuations = [(continuation["text"], continuation["correct"]) for continuation in side["continuations"]]
+    return {
+        **{key: side[key] for key in ("token", "probability")},
+        "correct": sum(bool(correct) for _, correct in continuations),
+        "count": len(continuations),
+        "continuations": continuations,
+    }
 
 
-def _numbers(values: np.ndarray) -> list[float | None]:
+def _finite_values(values: np.ndarray) -> list[float | None]:
     return [float(value) if np.isfinite(value) else None for value in values]
 
 
-def _known(value: float) -> bool | None:
+def _bool_or_none(value: float) -> bool | None:
     return bool(value) if np.isfinite(value) else None
 
 
 def _reward(table: LensTable, index: int) -> float | None:
-    """The sum of the recorded parts, by the weights of a task."""
+    """Return the sum of the recorded reward parts, weighted as tasks weight them by default."""
     from explorl.tasks import Task
 
     parts = {

@@ -1,4 +1,4 @@
-"""The sections of a run's page that the lens fills: from what `explorl analyze` has written, or from its records."""
+"""The lens sections of a run's page: from what `explorl analyze` wrote, or computed from the run's records."""
 
 from __future__ import annotations
 
@@ -9,109 +9,116 @@ from pathlib import Path
 from typing import Any
 
 from explorl.core.store import RunStore, StoreError, file_name, read_json
-from explorl.report.study_sections import Numbers, Picture
+from explorl.report.study_sections import NumberTable, Picture
 
 TAGS = frozenset({"svg", "g", "path", "defs", "use", "text", "tspan", "clipPath", "rect", "circle", "line", "polygon"})
-"""What matplotlib makes of our figures."""
+"""The tags that matplotlib writes for our figures."""
 MAX_TOKENS = 1_000_000
-"""Tokens that a page looks at where the run was not analysed before."""
-Section = tuple[str, str, str, list[Picture]]
-"""Id, heading, what a picture is called, and the pictures."""
+"""Tokens that a page analyzes if the run was not analyzed before."""
+PageSection = tuple[str, str, str, list[Picture]]
+"""Id, heading, the name of one picture (for "No … was recorded."), and the pictures."""
 
 
 def lens_results(folder: str | Path) -> list[dict[str, Any]]:
-    """What the page of a run shows of the lens, as plain values; nothing where the run has no records of tokens.
+    """Return the lens part of a run's page as plain values; an empty list if the run has no token records.
 
-    Where the run was analysed, that is shown, with the figures as they were written. Else the analyses run now that
-    need no policy.
+    If the run was analyzed, return the stored findings with their figures as they were written; otherwise run the
+    analyses that need no policy.
     """
-    place = Path(folder) / "analysis"
-    if (place / "analysis.json").is_file():
+    analysis_folder = Path(folder) / "analysis"
+    if (analysis_folder / "analysis.json").is_file():
         try:
-            return _stored(place, _last_step(Path(folder)))
+            return _stored_results(analysis_folder, _last_step(Path(folder)))
         except (StoreError, OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass  # damaged, of another version or of an earlier step: made anew
-    return _made(Path(folder))
+            pass  # damaged, or from another version or an earlier step: compute the results again
+    return _computed_results(Path(folder))
 
 
 def _last_step(folder: Path) -> int:
     return max((line.get("step", 0) for line in RunStore(folder).metrics() if line.get("kind") == "train"), default=0)
 
 
-def lens_sections(results: Mapping[str, Any]) -> list[Section]:
-    """A section an analysis."""
+def lens_sections(results: Mapping[str, Any]) -> list[PageSection]:
+    """Return one section per analysis."""
     return [
         (
             f"lens-{entry['name']}",
             entry["title"],
             entry["title"].lower(),
-            [Picture(one["title"], one["caption"], one["svg"], Numbers(*one["numbers"])) for one in entry["pictures"]],
+            [
+                Picture(picture["title"], picture["caption"], picture["svg"], NumberTable(*picture["numbers"]))
+                for picture in entry["pictures"]
+            ],
         )
         for entry in results.get("lens") or []
     ]
 
 
-def _stored(place: Path, last_step: int) -> list[dict[str, Any]]:
-    held = read_json(place / "analysis.json")
-    if held["last_step"] < last_step:
-        raise ValueError(f"{place} was made at step {held['last_step']}, and the run is at {last_step}")
-    found = []
-    for name, entry in held["analyses"].items():
+def _stored_results(folder: Path, last_step: int) -> list[dict[str, Any]]:
+    stored = read_json(folder / "analysis.json")
+    if stored["last_step"] < last_step:
+        raise ValueError(f"{folder} was written at step {stored['last_step']}, and the run is at {last_step}")
+    results = []
+    for name, entry in stored["analyses"].items():
         pictures = [
             {
                 "title": figure["title"],
                 "caption": figure["caption"],
-                "svg": _element((place / figure["svg"]).read_text(encoding="utf-8")),
+                "svg": _page_element((folder / figure["svg"]).read_text(encoding="utf-8")),
                 "numbers": _numbers(figure["name"], entry["tables"]),
             }
             for figure in entry.get("figures") or []
         ]
         if pictures:
-            found.append({"name": file_name(name), "title": entry["title"], "pictures": pictures})
-    return found
+            results.append({"name": file_name(name), "title": entry["title"], "pictures": pictures})
+    return results
 
 
-def _made(folder: Path) -> list[dict[str, Any]]:
-    """Runs what needs records alone."""
+def _computed_results(folder: Path) -> list[dict[str, Any]]:
+    """Run the analyses that need only records."""
     from explorl.analysis.lens import Context
     from explorl.analysis.lens_table import read_run
     from explorl.report.lens_render import page_svg
-    from explorl.report.run_analyses import analyzed, chosen, entry_of
+    from explorl.report.run_analyses import outcome_entry, run_analyses, select_analyses
 
-    if not _has_tokens(folder):
+    if not _has_token_records(folder):
         return []
     table = read_run(folder, most_tokens=MAX_TOKENS)
-    found = []
-    for outcome in analyzed(table, Context(), chosen()):
-        entry = entry_of(outcome)
+    results = []
+    for outcome in run_analyses(table, Context(), select_analyses()):
+        entry = outcome_entry(outcome)
         if entry["available"] and entry["figures"]:
             pictures = [
                 {
-                    "title": one.title,
-                    "caption": one.caption,
-                    "svg": page_svg(one, one.name),
-                    "numbers": _numbers(one.name, entry["tables"]),
+                    "title": drawing.title,
+                    "caption": drawing.caption,
+                    "svg": page_svg(drawing, drawing.name),
+                    "numbers": _numbers(drawing.name, entry["tables"]),
                 }
-                for one in outcome.analysis.drawings(outcome.result)
+                for drawing in outcome.analysis.drawings(outcome.result)
             ]
-            found.append({"name": file_name(outcome.analysis.name), "title": entry["title"], "pictures": pictures})
-    return found
+            results.append({"name": file_name(outcome.analysis.name), "title": entry["title"], "pictures": pictures})
+    return results
 
 
-def _has_tokens(folder: Path) -> bool:
-    """Whether the latest rollouts that can be read have records of tokens."""
+def _has_token_records(folder: Path) -> bool:
+    """Check whether the latest readable rollouts have token records."""
     import pyarrow.parquet as pq
 
     for path in sorted((folder / "rollouts").glob("step-*.parquet"), reverse=True)[:3]:
         try:
             return "entropy" in pq.read_schema(path).names
-        except Exception:  # pyarrow has many errors for a damaged file
+        except Exception:  # pyarrow raises many kinds of errors for a damaged file
             continue
     return False
 
 
-def _element(svg: str) -> str:
-    """An SVG file as an element of the page, without its own colours; `ValueError` where it is none that we wrote."""
+def _page_element(svg: str) -> str:
+    """Return an SVG file as an element of the page, without its own colours.
+
+    Raise `ValueError` for an element or attribute that Explorl's figures do not use: the file may be from an untrusted
+    source.
+    """
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<style>[^<]*</style>", "", element)
     element = element.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
@@ -119,11 +126,11 @@ def _element(svg: str) -> str:
         links = [value for key, value in node.attrib.items() if key == "href" and not value.startswith("#")]
         outside = re.search(r"url\((?!#)", " ".join(node.attrib.values()))
         if node.tag not in TAGS or links or outside or any(key.startswith("on") for key in node.attrib):
-            raise ValueError(f"<{node.tag}> is in no figure that Explorl draws")
+            raise ValueError(f"<{node.tag}> does not occur in this form in figures that Explorl draws")
     return element
 
 
 def _numbers(name: str, tables: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """The table that is called like the figure, else the first."""
+    """Return the columns and rows of the table with the figure's name, or else of the first."""
     table: Mapping[str, Any] = tables.get(name) or next(iter(tables.values()), {})
     return table.get("columns", []), table.get("rows", [])

@@ -1,6 +1,6 @@
-"""What an answer is made of, for the rollout browser: blocks of calls and outputs, and where it branches off another.
+"""The structure of a completion for the rollout browser: blocks of tool calls and outputs, and its parent.
 
-All of it comes from files: what does not fit an answer's tokens is left out, never an error.
+All of it comes from files: what does not fit the completion's tokens is left out and never raises an error.
 """
 
 from __future__ import annotations
@@ -13,37 +13,38 @@ from typing import Any
 from explorl.core.text import clean
 
 Block = tuple[int, int, str, str]
-"""First token, the one behind the last, "call" or "output", and what is said of it."""
-LABEL = 60
+"""First token, end (exclusive), "call" or "output", and its label."""
+MAX_LABEL = 60
 
 
 def blocks(tokens: Sequence[str], calls: Any) -> list[Block]:
-    """The blocks of an answer's calls, in order: the code as far as its tokens are found, and the output.
+    """Return the blocks of a completion's tool calls in order: each call's code, if its tokens are found, and output.
 
-    calls: mappings with ``source``, ``status``, and the tokens ``begin`` to ``end`` that the policy did not write.
+    calls: mappings with ``source``, ``status``, and the range ``begin`` to ``end`` of tokens that the policy did not
+        sample.
     """
     ends = list(accumulate(map(len, tokens)))
-    text, done = "".join(tokens), 0
-    found: list[Block] = []
+    text, last_end = "".join(tokens), 0
+    result: list[Block] = []
     for call in calls if isinstance(calls, Sequence) else ():
         begin, end = (_count(call.get(name)) if isinstance(call, Mapping) else None for name in ("begin", "end"))
-        if begin is None or end is None or not done <= begin < end <= len(tokens):
+        if begin is None or end is None or not last_end <= begin < end <= len(tokens):
             continue
         source = str(call.get("source") or "").strip()
-        behind = ends[begin - 1] if begin else 0
-        at = text.rfind(source, 0, behind) if source else -1
-        first = bisect_right(ends, at)
-        if at >= 0 and done <= first < begin:
-            found.append((first, begin, "call", "call"))
-        status = clean(str(call.get("status") or ""), LABEL)
-        found.append((begin, end, "output", f"output: {status}" if status not in ("", "ok") else "output"))
-        done = end
-    return found
+        text_end = ends[begin - 1] if begin else 0
+        offset = text.rfind(source, 0, text_end) if source else -1
+        first = bisect_right(ends, offset)
+        if offset >= 0 and last_end <= first < begin:
+            result.append((first, begin, "call", "call"))
+        status = clean(str(call.get("status") or ""), MAX_LABEL)
+        result.append((begin, end, "output", f"output: {status}" if status not in ("", "ok") else "output"))
+        last_end = end
+    return result
 
 
-def lineage(answer: Mapping[str, Any], tokens: int) -> dict[str, int]:
-    """The row of an answer and, where it has its first tokens from another one, that one's row and their number."""
-    row, parent, shared = (_count(answer.get(name)) for name in ("row", "parent", "forked_at"))
+def lineage(completion: Mapping[str, Any], tokens: int) -> dict[str, int]:
+    """Return a completion's row and, if it branches off another, that one's row and the number of shared tokens."""
+    row, parent, shared = (_count(completion.get(name)) for name in ("row", "parent", "forked_at"))
     if row is None:
         return {}
     if parent is None or parent == row or not shared or shared > tokens:
@@ -52,7 +53,7 @@ def lineage(answer: Mapping[str, Any], tokens: int) -> dict[str, int]:
 
 
 def _count(value: Any) -> int | None:
-    """A whole number, 0 or more; None for anything else."""
+    """Return the value if it is a whole number of at least 0, and None otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value in (float("inf"),):
         return None
     return int(value) if value >= 0 and value == int(value) else None

@@ -1,7 +1,7 @@
-"""`explorl analyze`: runs the analyses of the lens on a run or a lone checkpoint, and writes what they find.
+"""`explorl analyze`: run the analyses of the lens on a run or a single checkpoint, and write their findings.
 
 analysis/
-  analysis.json      what each analysis found, in words and numbers, or why it could not
+  analysis.json      the findings of each analysis in words and numbers, or why it could not run
   *.svg, *.png       its figures
   *.csv              its tables
 """
@@ -37,86 +37,91 @@ from explorl.tasks import Task, get_task
 
 FOLDER = "analysis"
 FILE = "analysis.json"
-MOST_ROWS = 400
-"""Rows of a table that analysis.json has; the CSV file has all of them."""
+MAX_ROWS = 400
+"""Rows of a table in analysis.json; the CSV file has all of them."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What an analysis gave."""
+class AnalysisOutcome:
+    """The result of one analysis."""
 
     analysis: Analysis
     result: Any
     failed: bool = False
-    """Whether it broke, by a fault of its own or a bad option, and not for want of records."""
+    """True if the analysis raised an error or got a bad option; False if only records were missing."""
 
     @property
     def summary(self) -> str:
-        """The result in words, or why there is none."""
+        """The result in words, or the reason why there is none."""
         if isinstance(self.result, Unavailable):
             return self.result.reason
         return typeset(self.analysis.summary(self.result))
 
 
-def chosen(only: Sequence[str] = (), *, lone: bool = False) -> list[Analysis]:
-    """The analyses of these names or import paths; without any, all that run unasked."""
+def select_analyses(only: Sequence[str] = (), *, lone: bool = False) -> list[Analysis]:
+    """Return the analyses with these names or import paths; without names, all that run by default.
+
+    `lone` selects for a single checkpoint; naming an analysis that needs a training history is then a `ValueError`.
+    """
     if only:
-        found = [find(name, ANALYSES) for name in dict.fromkeys(only)]
-        history = [one.name for one in found if lone and not one.lone]
-        if history:
-            raise ValueError(f"{', '.join(history)} needs the steps of a training; name a run: explorl analyze RUN")
-        return found
-    return [one for one in ANALYSES if not one.on_request and (one.lone or not lone)]
+        analyses = [find(name, ANALYSES) for name in dict.fromkeys(only)]
+        need_history = [analysis.name for analysis in analyses if lone and not analysis.lone]
+        if need_history:
+            names, verb = ", ".join(need_history), "needs" if len(need_history) == 1 else "need"
+            raise ValueError(f"{names} {verb} the steps of a training run; name a run: explorl analyze RUN")
+        return analyses
+    return [analysis for analysis in ANALYSES if not analysis.on_request and (analysis.lone or not lone)]
 
 
-def analyzed(table: LensTable, context: Context, analyses: Iterable[Analysis]) -> list[Outcome]:
-    """Runs every analysis; one that cannot does not keep the others from it."""
+def run_analyses(table: LensTable, context: Context, analyses: Iterable[Analysis]) -> list[AnalysisOutcome]:
+    """Run every analysis, even if an earlier one fails, and return their outcomes."""
     outcomes = []
     for analysis in analyses:
         try:
-            outcome = Outcome(analysis, analysis.run(table, context))
-            if not isinstance(outcome.result, Unavailable):  # what is shown must be there too
+            outcome = AnalysisOutcome(analysis, analysis.run(table, context))
+            if not isinstance(outcome.result, Unavailable):  # an error in these is a failure of the analysis too
                 _ = outcome.summary, analysis.tables(outcome.result), analysis.drawings(outcome.result)
         except Exception as error:
-            outcome = _failure(analysis, error)
+            outcome = _failed_outcome(analysis, error)
         outcomes.append(outcome)
     return outcomes
 
 
-def _failure(analysis: Analysis, error: Exception) -> Outcome:
-    """What an analysis that broke gave; in debugging, the error itself."""
+def _failed_outcome(analysis: Analysis, error: Exception) -> AnalysisOutcome:
+    """Return the outcome of an analysis that raised; with EXPLORL_DEBUG set, raise the error instead."""
     if os.environ.get("EXPLORL_DEBUG"):
         raise error
     text = " ".join(str(error).split()) or "no message"
     kind = "" if isinstance(error, ValueError | ModelError) else f"it failed: {type(error).__name__}: "
-    return Outcome(analysis, Unavailable(kind + text), failed=True)
+    return AnalysisOutcome(analysis, Unavailable(kind + text), failed=True)
 
 
-def run_context(folder: str | Path, *, trust_remote_code: bool = False, **more: Any) -> Context:
-    """Return what analyses of a run may use besides its records: its last policy and its task, loaded when asked for.
+def run_context(folder: str | Path, *, trust_remote_code: bool = False, **fields: Any) -> Context:
+    """Return what analyses of a run may use besides its records: its last policy and its task, loaded on demand.
 
-    Whether code that comes with the policy runs is up to the caller: the run may be a stranger's.
+    `fields` are the other fields of the `Context`.
+    The caller decides whether code that comes with the policy may run, as the run may be from an untrusted source.
     """
     store = RunStore.open(folder)
 
     def policy() -> Policy:
-        places = [store.folder / "model", *reversed(store.checkpoint_folders())]
-        there = next((place for place in places if place.is_dir()), None)
-        if there is None:
+        candidates = [store.folder / "model", *reversed(store.checkpoint_folders())]
+        model_folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
+        if model_folder is None:
             raise NotRecorded(f"{store.folder} has no policy: neither model/ nor a checkpoint")
-        return load_policy(str(there), trust_remote_code=trust_remote_code)
+        return load_policy(str(model_folder), trust_remote_code=trust_remote_code)
 
     def task() -> Task:
-        said = store.config().get("task") or {}
-        if not said.get("name"):
+        values = store.config().get("task") or {}
+        if not values.get("name"):
             raise NotRecorded(f"{store.config_path} names no task")
         try:
-            settings = TaskSettings.model_validate(said)
+            settings = TaskSettings.model_validate(values)
             return get_task(settings.name, **settings.options)
         except (ValueError, ImportError) as error:
-            raise NotRecorded(f"the run's task cannot be made: {error}") from error
+            raise NotRecorded(f"cannot create the run's task: {error}") from error
 
-    return Context(load_policy=policy, load_task=task, **more)
+    return Context(load_policy=policy, load_task=task, **fields)
 
 
 def analyze_run(
@@ -128,13 +133,16 @@ def analyze_run(
     options: Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[Path, list[Outcome]]:
-    """Analyses a run into ``RUN/analysis`` or ``out``; what earlier calls found of other analyses stays there."""
-    analyses = chosen(only)
+) -> tuple[Path, list[AnalysisOutcome]]:
+    """Analyze a run and write the findings to ``RUN/analysis`` or ``out``; earlier findings of other analyses stay.
+
+    Return the folder and the outcomes.
+    """
+    analyses = select_analyses(only)
     table = read_run(folder)
-    place = _folder(Path(out) if out else Path(folder) / FOLDER)
+    out_folder = _create_folder(Path(out) if out else Path(folder) / FOLDER)
     context = run_context(folder, trust_remote_code=trust_remote_code, seed=seed, options=options or {}, say=say)
-    return _finished(place, table, context, analyses)
+    return _analyze_and_write(out_folder, table, context, analyses)
 
 
 def analyze_checkpoint(
@@ -156,61 +164,64 @@ def analyze_checkpoint(
     batch_size: int | None = None,
     trust_remote_code: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[Path, list[Outcome]]:
-    """Samples answers of a checkpoint and runs what needs no training history."""
+) -> tuple[Path, list[AnalysisOutcome]]:
+    """Sample completions from a checkpoint and run the analyses that need no training history."""
     from explorl.analysis.checkpoint_samples import checkpoint_table
-    from explorl.evaluation import protocol as named
+    from explorl.evaluation import protocol as get_protocol
 
-    analyses = chosen(only, lone=True)
-    asked = get_task(task, **(task_options or {}))
-    place = _folder(Path(out) if out else Path("runs") / f"analysis-{file_name(model)}-{file_name(task)}")
+    analyses = select_analyses(only, lone=True)
+    loaded_task = get_task(task, **(task_options or {}))
+    out_folder = _create_folder(Path(out) if out else Path("runs") / f"analysis-{file_name(model)}-{file_name(task)}")
     policy = load_policy(model, dtype=dtype, trust_remote_code=trust_remote_code)
-    how = named(protocol, samples=samples, **(changes or {}))
-    say(f"sampling {samples} answers to {'every problem' if limit is None else f'{limit} problems'} of {task}")
+    sampling = get_protocol(protocol, samples=samples, **(changes or {}))
+    problems = "every problem" if limit is None else f"{limit} problems"
+    say(f"sampling {samples} completions for {problems} of {task}")
     table = checkpoint_table(
-        policy, asked, how, limit=limit, split=split, template=template, seed=seed, batch_size=batch_size
+        policy, loaded_task, sampling, limit=limit, split=split, template=template, seed=seed, batch_size=batch_size
     )
-    context = Context(seed, lambda: policy, lambda: asked, options or {}, say)
-    return _finished(place, table, context, analyses)
+    context = Context(seed, lambda: policy, lambda: loaded_task, options or {}, say)
+    return _analyze_and_write(out_folder, table, context, analyses)
 
 
-def _finished(
-    place: Path, table: LensTable, context: Context, analyses: Sequence[Analysis]
-) -> tuple[Path, list[Outcome]]:
+def _analyze_and_write(
+    folder: Path, table: LensTable, context: Context, analyses: Sequence[Analysis]
+) -> tuple[Path, list[AnalysisOutcome]]:
     for note in table.notes:
         context.say(note)
-    outcomes = analyzed(table, context, analyses)
+    outcomes = run_analyses(table, context, analyses)
     for key in sorted(set(context.options) - context.used_options):
-        known = sorted(name for name in context.used_options if name.split(".")[0] == key.split(".")[0])
-        offer = f"; there are {', '.join(known)}" if known else "; no analysis that ran has such an option"
-        context.say(f"--option {key} had no effect{offer}")
-    return place, write_outcomes(place, table, outcomes, seed=context.seed)
+        alternatives = sorted(name for name in context.used_options if name.split(".")[0] == key.split(".")[0])
+        hint = f"valid options: {', '.join(alternatives)}" if alternatives else "no analysis that ran has this option"
+        context.say(f"--option {key} had no effect; {hint}")
+    return folder, write_outcomes(folder, table, outcomes, seed=context.seed)
 
 
 # ---------------------------------------------------------------------------- writing
-def write_outcomes(place: Path, table: LensTable, outcomes: Sequence[Outcome], *, seed: int) -> list[Outcome]:
-    """Writes figures, tables and analysis.json; entries of analyses that did not run now are kept.
+def write_outcomes(
+    folder: Path, table: LensTable, outcomes: Sequence[AnalysisOutcome], *, seed: int
+) -> list[AnalysisOutcome]:
+    """Write figures, tables and analysis.json; entries of analyses that did not run now are kept.
 
-    Returns the outcomes; one whose figures cannot be drawn is a failed one.
+    Return the outcomes; one whose figures could not be drawn is marked as failed.
     """
-    entries = _held(place)
+    entries = _stored_entries(folder)
     written = []
     for outcome in outcomes:
-        old = _files(entries.get(outcome.analysis.name, {}))
+        old_files = _file_names(entries.get(outcome.analysis.name, {}))
         try:
-            entry = _written(place, outcome)
+            entry = _write_files(folder, outcome)
         except StoreError:
             raise
         except Exception as error:
-            outcome = _failure(outcome.analysis, error)
-            entry = entry_of(outcome)
+            outcome = _failed_outcome(outcome.analysis, error)
+            entry = outcome_entry(outcome)
         written.append(outcome)
         entries[outcome.analysis.name] = entry
-        for name in old - _files(entry):
-            (place / name).unlink(missing_ok=True)
+        for name in old_files - _file_names(entry):
+            (folder / name).unlink(missing_ok=True)
     steps = [line["step"] for line in table.lines] or table.completions.step.tolist()
     write_json(
-        place / FILE,
+        folder / FILE,
         cleaned(
             {
                 "name": table.name,
@@ -227,49 +238,54 @@ def write_outcomes(place: Path, table: LensTable, outcomes: Sequence[Outcome], *
     return written
 
 
-def _folder(place: Path) -> Path:
-    """The folder to write to, made before anything is computed: `StoreError` where it cannot be."""
-    if place.exists() and not place.is_dir():
-        raise StoreError(f"cannot write {place}: it is a file; name a folder with --out")
-    with storage_errors(place):
-        place.mkdir(parents=True, exist_ok=True)
-    return place
+def _create_folder(folder: Path) -> Path:
+    """Create the folder to write to, before anything is computed; raise `StoreError` if that is impossible."""
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"cannot write to {folder}: it is a file; name a folder with --out")
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
-def _held(place: Path) -> dict[str, dict[str, Any]]:
-    """The entries that an earlier call has written; none where they cannot be read."""
+def _stored_entries(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the entries that an earlier call wrote; none if they cannot be read."""
     try:
-        held = read_json(place / FILE) if (place / FILE).is_file() else {}
+        stored = read_json(folder / FILE) if (folder / FILE).is_file() else {}
     except (StoreError, OSError):
         return {}
-    entries = held.get("analyses") if isinstance(held, dict) else None
-    return {name: one for name, one in entries.items() if isinstance(one, dict)} if isinstance(entries, dict) else {}
+    entries = stored.get("analyses") if isinstance(stored, dict) else None
+    if not isinstance(entries, dict):
+        return {}
+    return {name: entry for name, entry in entries.items() if isinstance(entry, dict)}
 
 
-def _files(entry: Mapping[str, Any]) -> set[str]:
-    """The files of an entry. It may be a stranger's: a name that leaves the folder is none."""
+def _file_names(entry: Mapping[str, Any]) -> set[str]:
+    """Return the names of an entry's files.
+
+    The entry may come from an untrusted source: names that lead out of the folder are ignored.
+    """
     figures, tables = entry.get("figures"), entry.get("tables")
     parts = [*(figures if isinstance(figures, list) else []), *(tables.values() if isinstance(tables, dict) else [])]
-    names = [one.get(kind) for one in parts if isinstance(one, dict) for kind in ("svg", "png", "csv")]
+    names = [part.get(kind) for part in parts if isinstance(part, dict) for kind in ("svg", "png", "csv")]
     return {name for name in names if isinstance(name, str) and name == Path(name).name and name != ".."}
 
 
-def _written(place: Path, outcome: Outcome) -> dict[str, Any]:
-    """Writes the files of an outcome; its entry in analysis.json."""
-    entry = entry_of(outcome)
+def _write_files(folder: Path, outcome: AnalysisOutcome) -> dict[str, Any]:
+    """Write the files of an outcome, and return its entry for analysis.json."""
+    entry = outcome_entry(outcome)
     if not entry["available"]:
         return entry
     for drawing, figure in zip(outcome.analysis.drawings(outcome.result), entry["figures"], strict=True):
-        write_text(place / figure["svg"], file_svg(drawing))
-        with atomic_path(place / figure["png"]) as temporary:
+        write_text(folder / figure["svg"], file_svg(drawing))
+        with atomic_path(folder / figure["png"]) as temporary:
             temporary.write_bytes(file_png(drawing))
     for name, table in outcome.analysis.tables(outcome.result).items():
-        write_text(place / entry["tables"][name]["csv"], table.to_csv())
+        write_text(folder / entry["tables"][name]["csv"], table.to_csv())
     return entry
 
 
-def entry_of(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as plain values."""
+def outcome_entry(outcome: AnalysisOutcome) -> dict[str, Any]:
+    """Return the outcome as plain values, as analysis.json stores it."""
     entry: dict[str, Any] = {"title": outcome.analysis.title, "available": not isinstance(outcome.result, Unavailable)}
     if not entry["available"]:
         return {**entry, "reason": outcome.summary}
@@ -279,15 +295,15 @@ def entry_of(outcome: Outcome) -> dict[str, Any]:
         "summary": outcome.summary,
         "figures": [
             {
-                "name": one.name, "title": one.title, "caption": one.caption,
-                "svg": f"{file_name(one.name)}.svg", "png": f"{file_name(one.name)}.png",
+                "name": drawing.name, "title": drawing.title, "caption": drawing.caption,
+                "svg": f"{file_name(drawing.name)}.svg", "png": f"{file_name(drawing.name)}.png",
             }
-            for one in drawings
+            for drawing in drawings
         ],
         "tables": {
             name: {
                 "title": table.title, "csv": f"{file_name(name)}.csv", "columns": list(table.columns),
-                "rows": table.texts()[:MOST_ROWS],
+                "rows": table.texts()[:MAX_ROWS],
             }
             for name, table in outcome.analysis.tables(outcome.result).items()
         },

@@ -15,9 +15,10 @@ from explorl.report.study_page import write_report
 def write_run_report(
     folders: Sequence[str | Path], out: str | Path | None = None, *, names: Sequence[str] | None = None
 ) -> Path:
-    """Writes the page of these runs and returns its path: ``report.html`` in the run's folder, or `out`.
+    """Write the page of these runs and return its path: by default ``report.html`` in the run's folder.
 
-    A folder of a study among several is an error; ``names`` are what the runs are called, by default their folders.
+    Raise `StoreError` if a folder holds a study or an evaluation. ``names`` label the runs; by default, their folders
+    do.
     """
     for folder in folders:
         if (kind := kind_of(folder)) in ("study", "evaluation"):

@@ -1,4 +1,4 @@
-"""How a study's numbers are written: by their unit, with their interval, and with a mark where a difference is real."""
+"""Format a study's numbers: by unit, with an interval, and with a mark if a difference is significant."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ ALPHA = 0.05
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A difference that is no chance: where it goes as a sign, what that means as a word; colour is not needed."""
+class DifferenceMark:
+    """A significant difference: its direction as a sign and its meaning as a word, so that colour is not needed."""
 
     sign: str
     word: str
 
 
-def finite(value: Any) -> float | None:
-    """The number, or None for what is none."""
+def finite_or_none(value: Any) -> float | None:
+    """Return the value as a float, or None if it is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 
 
 def scaled(value: Any, unit: str) -> float | None:
-    """The number as it is shown: shares become percent."""
-    number = finite(value)
+    """Return the number as it is shown: shares become percent."""
+    number = finite_or_none(value)
     return None if number is None else number * 100 if unit == "%" else number
 
 
-def written(value: Any, unit: str = "", *, signed: bool = False) -> str:
-    """A number in the decimals that its unit deserves, without the unit."""
+def format_number(value: Any, unit: str = "", *, signed: bool = False) -> str:
+    """Return a number with as many decimals as its unit needs, without the unit."""
     number = scaled(value, unit)
     if number is None:
         return NOTHING
@@ -56,40 +56,44 @@ def written(value: Any, unit: str = "", *, signed: bool = False) -> str:
         text = f"{number:+.3f}"
     else:
         text = f"{number:{plus}.3g}"
-    return minus(text)
+    return with_minus_sign(text)
 
 
-def minus(text: str) -> str:
-    """A written number with a real minus sign, and none, nor a plus, before a zero."""
+def with_minus_sign(text: str) -> str:
+    """Return a formatted number with a typographic minus sign; zero loses its sign."""
     digits = text.lstrip("+-")
     return digits if not digits.strip("0.,") else text.replace("-", "−")
 
 
-def spoken(value: Any, unit: str = "") -> str:
-    """A number with its unit, for a sentence."""
-    text = written(value, unit)
+def format_with_unit(value: Any, unit: str = "") -> str:
+    """Return a number with its unit, for a sentence."""
+    text = format_number(value, unit)
     return f"{text} {unit}" if unit and text != NOTHING else text
 
 
-def interval(values: Mapping[str, Any] | None, unit: str = "", *, signed: bool = False) -> str:
-    """``[low, high]``, empty where there is none."""
-    if not values or finite(values.get("low")) is None or finite(values.get("high")) is None:
+def format_interval(values: Mapping[str, Any] | None, unit: str = "", *, signed: bool = False) -> str:
+    """Return ``[low, high]``, or an empty text if there is no interval."""
+    if not values or finite_or_none(values.get("low")) is None or finite_or_none(values.get("high")) is None:
         return ""
-    low, high = (written(values[end], unit, signed=signed) for end in ("low", "high"))
-    if low == high and re.fullmatch(r"[+−]?\d+\.\d+", low):  # narrower than what is shown
+    low, high = (format_number(values[end], unit, signed=signed) for end in ("low", "high"))
+    if low == high and re.fullmatch(r"[+−]?\d+\.\d+", low):  # narrower than the last decimal shown
         return f"[± < {10.0 ** -len(low.partition('.')[2]):g}]"
     return f"[{low}, {high}]"
 
 
-def mark(difference: Mapping[str, Any] | None, higher_is_better: bool | None) -> Mark | None:
-    """The mark of a difference whose interval excludes zero and whose corrected p is below 0.05; one seed has no p."""
+def difference_mark(difference: Mapping[str, Any] | None, higher_is_better: bool | None) -> DifferenceMark | None:
+    """Return the mark of a significant difference, or None.
+
+    A difference is significant if its interval excludes zero and its corrected p is below 0.05; with one seed there is
+    no p.
+    """
     if not difference:
         return None
-    low, high = finite(difference.get("low")), finite(difference.get("high"))
-    p = finite(difference.get("p_corrected"))
+    low, high = finite_or_none(difference.get("low")), finite_or_none(difference.get("high"))
+    p = finite_or_none(difference.get("p_corrected"))
     if low is None or high is None or low <= 0 <= high or p is None or p >= ALPHA:
         return None
     up = low > 0
     if higher_is_better is None:
-        return Mark("▲" if up else "▼", "higher" if up else "lower")
-    return Mark("▲" if up else "▼", "better" if up == higher_is_better else "worse")
+        return DifferenceMark("▲" if up else "▼", "higher" if up else "lower")
+    return DifferenceMark("▲" if up else "▼", "better" if up == higher_is_better else "worse")

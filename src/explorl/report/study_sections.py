@@ -1,4 +1,4 @@
-"""The sections of a study's page: its results turned into tables, and into figures with the numbers behind them."""
+"""The sections of a study's page: tables, and figures with the numbers behind them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from explorl.report.study_figures import (
     MANY,
     Bar,
-    Look,
+    LineStyle,
     Series,
     bars,
     frame_of,
@@ -20,21 +20,30 @@ from explorl.report.study_figures import (
     regions,
     smoothing_window,
 )
-from explorl.report.study_numbers import NOTHING, finite, interval, mark, minus, scaled, spoken, written
+from explorl.report.study_numbers import (
+    NOTHING,
+    difference_mark,
+    finite_or_none,
+    format_interval,
+    format_number,
+    format_with_unit,
+    scaled,
+    with_minus_sign,
+)
 
 CURVE_UNITS = {"training accuracy": "%", "holdout pass@1": "%", "entropy": "nats", "length": "tokens"}
-PANELS = 3
-"""Values of k whose course over training is drawn, the first and the last among them."""
-REGIONS = 16
-"""Regions of the unsolvable sets that are drawn; the smaller ones are in the table."""
+MAX_PANELS = 3
+"""Values of k whose pass@k over training is drawn, including the first and the last."""
+MAX_REGIONS = 16
+"""Regions of the unsolvable sets that are drawn; the table has the smaller ones too."""
 
-BEYOND = " Some bands reach beyond the frame; the numbers have their ends."
+CLIPPED_BANDS = " Some bands are cut off at the frame; the table of numbers has their ends."
 
 Arm = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumberTable:
     """A table of texts."""
 
     columns: Sequence[str]
@@ -43,24 +52,24 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, what it is called, what to see in it, and the numbers behind it."""
+    """A figure with its title, caption and the numbers behind it."""
 
     title: str
     caption: str
     svg: str
-    numbers: Numbers
+    numbers: NumberTable
     arms: Sequence[str] = field(default_factory=list)
-    """Whose looks the legend must explain."""
+    """The arms in the legend."""
 
 
 def summary(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Arms × measures, each with its interval, its difference to the baseline and the mark of the difference."""
+    """Return the summary table: a cell per arm and measure with its interval and its difference to the baseline."""
     measures = [
         {
             "key": measure["key"],
             "label": measure.get("label") or measure["key"],
             "unit": measure.get("unit") or "",
-            "shown_unit": "" if _says(measure) else measure.get("unit") or "",
+            "shown_unit": "" if _label_has_unit(measure) else measure.get("unit") or "",
             "better": {True: "more is better", False: "less is better"}.get(measure.get("higher_is_better"), ""),
         }
         for measure in results.get("measures") or []
@@ -77,20 +86,20 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
                 {
                     "label": measure["label"],
                     "unit": measure["shown_unit"],
-                    "mean": written(value.get("mean"), unit),
-                    "interval": " ".join(filter(None, [interval(value, unit), value.get("note")])),
-                    "difference": written(difference.get("mean"), unit, signed=True) if difference else "",
+                    "mean": format_number(value.get("mean"), unit),
+                    "interval": " ".join(filter(None, [format_interval(value, unit), value.get("note")])),
+                    "difference": format_number(difference.get("mean"), unit, signed=True) if difference else "",
                     "difference_interval": " ".join(
-                        filter(None, [interval(difference, unit, signed=True), (difference or {}).get("note")])
+                        filter(None, [format_interval(difference, unit, signed=True), (difference or {}).get("note")])
                     ),
-                    "mark": mark(difference, wanted[key]),
+                    "mark": difference_mark(difference, wanted[key]),
                 }
             )
         seeds, failed = arm.get("seeds") or [], arm.get("failed") or {}
         rows.append(
             {
                 "name": arm["name"],
-                "strategies": arm.get("what")
+                "strategies": arm.get("subtitle")
                 or ", ".join(map(_text, arm.get("strategies") or []))
                 or ("no strategy" if arm.get("strategies") is not None else ""),
                 "seeds": f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}" if arm.get("seeds") is not None else "",
@@ -104,9 +113,9 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _start_row(results: Mapping[str, Any]) -> list[Arm]:
-    """The policy before training, as a row beside the arms."""
+    """Return the policy before training in the form of an arm, if it was evaluated."""
     start = results.get("start")
-    return [{**start, "name": "start", "what": "before training"}] if start and _has_start(results) else []
+    return [{**start, "name": "start", "subtitle": "before training"}] if start and _has_start(results) else []
 
 
 def _has_start(results: Mapping[str, Any]) -> bool:
@@ -114,18 +123,18 @@ def _has_start(results: Mapping[str, Any]) -> bool:
 
 
 def _last_line(error: Any) -> tuple[str, str]:
-    """What an error says in the end, and the whole of it where that is more."""
+    """Return the last line of an error, and the whole text if it has more lines."""
     text = str(error or "no message").strip()
     last = text.splitlines()[-1] if text else ""
     return last, text if text != last else ""
 
 
-def _says(measure: Mapping[str, Any]) -> bool:
-    """Whether a measure's label already names its unit, as "steps to target" does."""
+def _label_has_unit(measure: Mapping[str, Any]) -> bool:
+    """Check whether a measure's label already names its unit, as "steps to target" does."""
     return (measure.get("unit") or "") in (measure.get("label") or measure["key"]).split()
 
 
-def _differences(results: Mapping[str, Any], measures: Sequence[Mapping[str, str]]) -> Numbers:
+def _differences(results: Mapping[str, Any], measures: Sequence[Mapping[str, str]]) -> NumberTable:
     rows = []
     for arm in results.get("arms") or []:
         for measure in measures:
@@ -133,9 +142,9 @@ def _differences(results: Mapping[str, Any], measures: Sequence[Mapping[str, str
             if difference:
                 unit = measure["unit"]
                 name = measure["label"] + (f" ({_points(unit)})" if unit else "")
-                ends = (written(difference.get(end), unit, signed=True) for end in ("mean", "low", "high"))
+                ends = (format_number(difference.get(end), unit, signed=True) for end in ("mean", "low", "high"))
                 rows.append([arm["name"], name, *ends, _p(difference.get("p")), _p(difference.get("p_corrected"))])
-    return Numbers(["arm", "measure", "difference", "low", "high", "p", "corrected p"], rows)
+    return NumberTable(["arm", "measure", "difference", "low", "high", "p", "corrected p"], rows)
 
 
 def _points(unit: str) -> str:
@@ -143,51 +152,51 @@ def _points(unit: str) -> str:
 
 
 def _p(value: Any) -> str:
-    p = finite(value)
+    p = finite_or_none(value)
     return NOTHING if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def learning_curves(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
-    """A picture for each curve that any arm has, in the order of `CURVE_UNITS`."""
-    told = any(arm.get("over_training") for arm in arms)  # in a section of its own
+def learning_curves(arms: Sequence[Arm], styles: Mapping[str, LineStyle]) -> list[Picture]:
+    """Return a picture for each curve that any arm has, in the order of `CURVE_UNITS`."""
+    has_section = any(arm.get("over_training") for arm in arms)  # held-out pass@1 then has its own section
     recorded = {
-        name: None for arm in arms for name in arm.get("curves") or {} if not (told and name == "holdout pass@1")
+        name: None for arm in arms for name in arm.get("curves") or {} if not (has_section and name == "holdout pass@1")
     }
     names = [name for name in CURVE_UNITS if name in recorded] + [name for name in recorded if name not in CURVE_UNITS]
     pictures = []
     for index, name in enumerate(names):
         unit = CURVE_UNITS.get(name, "%" if "pass@" in name or "accuracy" in name else "")
         curves = {arm["name"]: ((arm.get("curves") or {}).get(name) or {}) for arm in arms}
-        pictures += _curves(curves, looks, f"curve{index}", _capital(name), name, unit)
+        pictures += _curves(curves, styles, f"curve{index}", _capitalize(name), name, unit)
     return pictures
 
 
-def strategy_logs(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
-    """A picture for each number that a strategy logged."""
+def strategy_logs(arms: Sequence[Arm], styles: Mapping[str, LineStyle]) -> list[Picture]:
+    """Return a picture for each number that a strategy logged."""
     names = list({name: None for arm in arms for name in arm.get("strategy_logs") or {}})
     pictures = []
     for index, name in enumerate(names):
         curves = {arm["name"]: ((arm.get("strategy_logs") or {}).get(name) or {}) for arm in arms}
         parts = name.removeprefix("strategy/").split("/")
-        what = parts[-1].replace("_", " ")
-        pictures += _curves(curves, looks, f"log{index}", " · ".join([*parts[:-1], what]), what, "")
+        label = parts[-1].replace("_", " ")
+        pictures += _curves(curves, styles, f"log{index}", " · ".join([*parts[:-1], label]), label, "")
     return pictures
 
 
-def pass_at_k(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Picture]:
-    """pass@k by k, before training and at the end; and how much training changed it."""
+def pass_at_k(results: Mapping[str, Any], styles: Mapping[str, LineStyle]) -> list[Picture]:
+    """Return the pictures of pass@k by k, before training and at the end, and of its change by training."""
     arms: Sequence[Arm] = results.get("arms") or []
     curves = {}
     for arm in (*_start_row(results), *arms):
         curve = arm.get("pass_at_k") or {}
         band = (curve.get("band") or "95 % interval") if curve.get("low") else None
         curves[arm["name"]] = {**curve, "step": curve.get("k"), "band": band}
-    pictures = _curves(curves, looks, "passk", "pass@k on the holdout", "pass@k", "%", x="k")
-    return pictures + gains(arms, looks)
+    pictures = _curves(curves, styles, "passk", "pass@k on the holdout", "pass@k", "%", x="k")
+    return pictures + gains(arms, styles)
 
 
-def gains(arms: Sequence[Arm], looks: Mapping[str, Look], *, named: bool = False) -> list[Picture]:
-    """What training did to pass@k, by k: where a line crosses zero, the policy lost what it could reach before."""
+def gains(arms: Sequence[Arm], styles: Mapping[str, LineStyle], *, named: bool = False) -> list[Picture]:
+    """Return the picture of the change in pass@k by training; below zero, problems were lost."""
     series = {
         arm["name"]: _series({**arm["gain"], "step": arm["gain"]["k"]}, "%")
         for arm in arms
@@ -196,15 +205,17 @@ def gains(arms: Sequence[Arm], looks: Mapping[str, Look], *, named: bool = False
     series = {name: curve for name, curve in series.items() if any(value is not None for value in curve.mean)}
     if not series:
         return []
-    told = []
+    changes_in_words = []
     for name, curve in series.items():
         ends = [(k, value) for k, value in zip(curve.x, curve.mean, strict=False) if value is not None]
-        words = (f"{minus(f'{value:+.1f}')} points at k = {k:g}" for k, value in dict.fromkeys((ends[0], ends[-1])))
-        told.append(f"{name} {' and '.join(words)}")
-    label = f"Change from before training to the end: {'; '.join(told)}."
+        words = (
+            f"{with_minus_sign(f'{value:+.1f}')} points at k = {k:g}" for k, value in dict.fromkeys((ends[0], ends[-1]))
+        )
+        changes_in_words.append(f"{name} {' and '.join(words)}")
+    label = f"Change from before training to the end: {'; '.join(changes_in_words)}."
     svg = lines(
         series,
-        looks,
+        styles,
         identifier="gain",
         label=label,
         x="k",
@@ -217,7 +228,7 @@ def gains(arms: Sequence[Arm], looks: Mapping[str, Look], *, named: bool = False
     caption = f"{label} Below zero, training lost problems that the policy could solve before."
     caption += "".join(f" Band: {band}, paired." for band in bands)
     if frame_of(series.values()) is not None:
-        caption += BEYOND
+        caption += CLIPPED_BANDS
     return [
         Picture(
             "Change in pass@k by training", caption, svg, _curve_numbers(series, "%", "k", signed=True), list(series)
@@ -225,8 +236,8 @@ def gains(arms: Sequence[Arm], looks: Mapping[str, Look], *, named: bool = False
     ]
 
 
-def over_training(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
-    """Held-out pass@k by step for several k: what training gains at k = 1, and what it may lose at the largest."""
+def over_training(arms: Sequence[Arm], styles: Mapping[str, LineStyle]) -> list[Picture]:
+    """Return the pictures of held-out pass@k by step, for several values of k."""
     ks = sorted({int(k) for arm in arms for k in arm.get("over_training") or {}})
     if not any(
         len((curve or {}).get("step") or []) > 1 for arm in arms for curve in (arm.get("over_training") or {}).values()
@@ -234,25 +245,25 @@ def over_training(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Pictur
         return []
     if len(arms) == 1:
         return _all_ks(arms[0], ks)
-    chosen = [ks[round(place * (len(ks) - 1) / (PANELS - 1))] for place in range(PANELS)]
+    panel_ks = [ks[round(index * (len(ks) - 1) / (MAX_PANELS - 1))] for index in range(MAX_PANELS)]
     pictures = []
-    for k in dict.fromkeys(chosen):
+    for k in dict.fromkeys(panel_ks):
         curves = {arm["name"]: (arm.get("over_training") or {}).get(str(k)) or {} for arm in arms}
         pictures += _curves(
-            curves, looks, f"over{k}", f"pass@{k} over training", f"held-out pass@{k}", "%", smooth=False
+            curves, styles, f"over{k}", f"pass@{k} over training", f"held-out pass@{k}", "%", smooth=False
         )
     return pictures
 
 
 def _all_ks(arm: Arm, ks: Sequence[int]) -> list[Picture]:
-    """The curves of one arm, a line for each k."""
+    """Return the picture of one arm, with a line for each k."""
     series = {f"pass@{k}": _series(arm["over_training"][str(k)], "%") for k in ks}
     ends = [f"pass@{ks[0]}"] if len(ks) == 1 else [f"pass@{ks[0]}", f"pass@{ks[-1]}"]
-    told = []
+    changes_in_words = []
     for name in ends:
         values = [value for value in series[name].mean if value is not None]
-        told.append(f"{name} goes from {values[0]:.1f} to {values[-1]:.1f} %")
-    label = f"pass@k over training: {', '.join(told)}."
+        changes_in_words.append(f"{name} goes from {values[0]:.1f} to {values[-1]:.1f} %")
+    label = f"pass@k over training: {', '.join(changes_in_words)}."
     svg = labelled_lines(series, identifier="over", label=label, x="training step", y="held-out pass@k (%)")
     band = arm["over_training"][str(ks[0])].get("band")
     caption = label + (f" Band: {band}." if band else "")
@@ -261,13 +272,13 @@ def _all_ks(arm: Arm, ks: Sequence[int]) -> list[Picture]:
 
 def _series(curve: Mapping[str, Any], unit: str) -> Series:
     ends = [[scaled(value, unit) for value in curve.get(key) or []] for key in ("mean", "low", "high")]
-    places = [finite(value) for value in curve.get("step") or []][: len(ends[0])]
-    return Series(places, ends[0][: len(places)], ends[1], ends[2])
+    steps = [finite_or_none(value) for value in curve.get("step") or []][: len(ends[0])]
+    return Series(steps, ends[0][: len(steps)], ends[1], ends[2])
 
 
 def _curves(
     curves: Mapping[str, Mapping[str, Any]],
-    looks: Mapping[str, Look],
+    styles: Mapping[str, LineStyle],
     identifier: str,
     title: str,
     y: str,
@@ -275,16 +286,16 @@ def _curves(
     x: str = "step",
     smooth: bool = True,
 ) -> list[Picture]:
-    whole = {name: _series(curve, unit) for name, curve in curves.items()}
-    whole = {name: curve for name, curve in whole.items() if any(value is not None for value in curve.mean)}
-    if not whole:
+    measured = {name: _series(curve, unit) for name, curve in curves.items()}
+    measured = {name: curve for name, curve in measured.items() if any(value is not None for value in curve.mean)}
+    if not measured:
         return []
-    window = max(smoothing_window(len(curve.x)) for curve in whole.values()) if smooth and x == "step" else 1
-    series = {name: (curve.smoothed() if window > 1 else curve).thinned() for name, curve in whole.items()}
-    label = _ends(title, series, unit, x)
+    window = max(smoothing_window(len(curve.x)) for curve in measured.values()) if smooth and x == "step" else 1
+    series = {name: (curve.smoothed() if window > 1 else curve).thinned() for name, curve in measured.items()}
+    label = _describe_ends(title, series, unit, x)
     svg = lines(
         series,
-        looks,
+        styles,
         identifier=identifier,
         label=label,
         x="training step" if x == "step" else x,
@@ -297,45 +308,45 @@ def _curves(
         caption += f" Lines: running means over up to {window} steps; faint points: the steps, a marker at the last."
     caption += "".join(f" Band: {band}." for band in sorted(bands))
     if bands and frame_of(series.values()) is not None:
-        caption += BEYOND
+        caption += CLIPPED_BANDS
     if bands and len(series) > MANY:
         caption += " Choose an arm in the legend to see its band."
     return [Picture(title, caption, svg, _curve_numbers(series, unit, x), list(series))]
 
 
-def _ends(title: str, series: Mapping[str, Series], unit: str, x: str) -> str:
-    """The main finding of curves: who ends highest and who lowest."""
+def _describe_ends(title: str, series: Mapping[str, Series], unit: str, x: str) -> str:
+    """Return a sentence on which curves end highest and lowest."""
     last = {
         name: next(v for v in reversed(curve.mean) if v is not None) / (100 if unit == "%" else 1)
         for name, curve in series.items()
     }
     best, worst = max(last, key=lambda name: last[name]), min(last, key=lambda name: last[name])
-    place = max(place for curve in series.values() for place in curve.x if place is not None)
-    at = f"at {x} {place:g}" if x == "step" else f"at {x} = {place:g}"
+    end = max(value for curve in series.values() for value in curve.x if value is not None)
+    at = f"at {x} {end:g}" if x == "step" else f"at {x} = {end:g}"
     if len(last) == 1:
-        return f"{title}: {spoken(last[best], unit)} {at} ({best})."
+        return f"{title}: {format_with_unit(last[best], unit)} {at} ({best})."
     if last[best] == last[worst]:
-        return f"{title}: all arms end at {spoken(last[best], unit)} {at}."
+        return f"{title}: all arms end at {format_with_unit(last[best], unit)} {at}."
     return (
-        f"{title}: {at}, {best} is highest with {spoken(last[best], unit)} and {worst} lowest with "
-        f"{spoken(last[worst], unit)}."
+        f"{title}: {at}, {best} is highest with {format_with_unit(last[best], unit)} and {worst} lowest with "
+        f"{format_with_unit(last[worst], unit)}."
     )
 
 
-def _curve_numbers(series: Mapping[str, Series], unit: str, x: str, *, signed: bool = False) -> Numbers:
-    """The numbers of curves as they were measured."""
+def _curve_numbers(series: Mapping[str, Series], unit: str, x: str, *, signed: bool = False) -> NumberTable:
+    """Return the measured values of curves as a table."""
     unit_name = "points" if signed else unit
-    places = sorted({place for curve in series.values() for place in curve.x if place is not None})
+    positions = sorted({value for curve in series.values() for value in curve.x if value is not None})
     columns = [x, *(f"{name} ({unit_name})" if unit else name for name in series)]
-    by_place = {
-        name: {place: index for index, place in enumerate(curve.x) if place is not None}
+    index_at = {
+        name: {position: index for index, position in enumerate(curve.x) if position is not None}
         for name, curve in series.items()
     }
     rows = []
-    for place in places:
-        row = [f"{place:g}"]
+    for position in positions:
+        row = [f"{position:g}"]
         for name, curve in series.items():
-            index = by_place[name].get(place)
+            index = index_at[name].get(position)
             if index is None:
                 row.append(NOTHING)
                 continue
@@ -344,53 +355,57 @@ def _curve_numbers(series: Mapping[str, Series], unit: str, x: str, *, signed: b
                 None if index >= len(values) or values[index] is None else values[index] / share  # type: ignore[operator]
                 for values in (curve.raw or curve.mean, () if curve.raw else curve.low, () if curve.raw else curve.high)
             )
-            span = interval({"low": low, "high": high}, unit, signed=signed)
-            row.append(f"{written(mean, unit, signed=signed)} {span}".strip())
+            span = format_interval({"low": low, "high": high}, unit, signed=signed)
+            row.append(f"{format_number(mean, unit, signed=signed)} {span}".strip())
         rows.append(row)
-    return Numbers(columns, rows)
+    return NumberTable(columns, rows)
 
 
-def entropy_plane(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Picture]:
-    """The way of each arm through entropy and accuracy, from the start on: of held-out answers where they were scored
-    several times, else of those that were trained on."""
+def entropy_plane(results: Mapping[str, Any], styles: Mapping[str, LineStyle]) -> list[Picture]:
+    """Return the picture of each arm's path through entropy and accuracy.
+
+    The path is that of held-out completions if they were scored several times, otherwise of training completions.
+    """
     arms: Sequence[Arm] = results.get("arms") or []
     measured = any(len((arm.get("held_out_plane") or {}).get("step") or []) > 1 for arm in arms)
     start = _start_point(results) if measured else None
     paths: dict[str, tuple[list[float | None], list[float | None]]] = {}
     rows: list[list[str]] = []
-    ways = []
+    paths_in_words = []
     for arm in arms:
         path = arm.get("held_out_plane" if measured else "plane") or {}
         pairs = zip(path.get("entropy") or [], path.get("accuracy") or [], strict=False)
         steps = path.get("step") or []
         points = {
-            steps[index] if index < len(steps) else index + 1: (finite(entropy), finite(accuracy))
+            steps[index] if index < len(steps) else index + 1: (finite_or_none(entropy), finite_or_none(accuracy))
             for index, (entropy, accuracy) in enumerate(pairs)
         }
         points = {step: point for step, point in points.items() if None not in point}
         if not points:
             continue
         paths[arm["name"]] = ([a for a, _ in points.values()], [scaled(b, "%") for _, b in points.values()])
-        rows += [[arm["name"], str(step), written(a, "nats"), written(b, "%")] for step, (a, b) in points.items()]
+        rows += [
+            [arm["name"], str(step), format_number(a, "nats"), format_number(b, "%")] for step, (a, b) in points.items()
+        ]
         first, last = next(iter(points.values())), next(reversed(points.values()))
-        ways.append(
-            f"{arm['name']} goes from {written(first[0], 'nats')} to {written(last[0], 'nats')} nats and from "
-            f"{written(first[1], '%')} to {written(last[1], '%')} %"
+        paths_in_words.append(
+            f"{arm['name']} goes from {format_number(first[0], 'nats')} to {format_number(last[0], 'nats')} nats and "
+            f"from {format_number(first[1], '%')} to {format_number(last[1], '%')} %"
         )
     if not paths:
         return []
     since = "before training" if start else "the first step"
-    label = f"Entropy and accuracy from {since} to the end: " + "; ".join(ways) + "."
+    label = f"Entropy and accuracy from {since} to the end: " + "; ".join(paths_in_words) + "."
     axes = (
-        ("entropy of held-out answers (nats)", "held-out pass@1 (%)")
+        ("entropy of held-out completions (nats)", "held-out pass@1 (%)")
         if measured
         else ("entropy (nats)", "training accuracy (%)")
     )
-    svg = plane(paths, looks, identifier="plane", label=label, x=axes[0], y=axes[1], start=start, measured=measured)
-    begins = "The cross is the start" if start else "An open circle is the beginning"
-    drawn = "a dot is an evaluation" if measured else "the lines are running means"
-    caption = f"{label} {begins}, {drawn}, a large marker is the end."
-    numbers = Numbers(["arm", "step", "entropy (nats)", "accuracy (%)"], _at_most(rows, 600))
+    svg = plane(paths, styles, identifier="plane", label=label, x=axes[0], y=axes[1], start=start, measured=measured)
+    start_mark = "The cross is the start" if start else "An open circle is the start"
+    line_mark = "a dot is an evaluation" if measured else "the lines are running means"
+    caption = f"{label} {start_mark}, {line_mark}, a large marker is the end."
+    numbers = NumberTable(["arm", "step", "entropy (nats)", "accuracy (%)"], _subsample(rows, 600))
     return [Picture("Entropy and accuracy", caption, svg, numbers, [*(["start"] if start else []), *paths])]
 
 
@@ -398,49 +413,49 @@ def _start_point(results: Mapping[str, Any]) -> tuple[float, float] | None:
     if not _has_start(results):
         return None
     path = results["start"].get("held_out_plane") or {}
-    entropy, accuracy = (finite((path.get(key) or [None])[0]) for key in ("entropy", "accuracy"))
+    entropy, accuracy = (finite_or_none((path.get(key) or [None])[0]) for key in ("entropy", "accuracy"))
     return None if entropy is None or accuracy is None else (entropy, 100 * accuracy)
 
 
-def _at_most(rows: list[list[str]], count: int) -> list[list[str]]:
+def _subsample(rows: list[list[str]], count: int) -> list[list[str]]:
     return rows[:: -(-len(rows) // count)] if rows else rows
 
 
-def unsolvable(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Picture]:
-    """Problems that no sample solved: which arms share them."""
+def unsolvable(results: Mapping[str, Any], styles: Mapping[str, LineStyle]) -> list[Picture]:
+    """Return the picture of the problems that no sample solved, by the arms that share them."""
     overlaps = [
         (list(region.get("arms") or []), int(region.get("count") or 0)) for region in results.get("overlaps") or []
     ]
     overlaps = sorted((region for region in overlaps if region[1]), key=lambda region: -region[1])
     if not overlaps:
         return []
-    met = {name for members, _ in overlaps for name in members}
-    names = [name for name in looks if name in met]
-    everyone = sum(count for members, count in overlaps if set(names) == set(members))
+    in_overlaps = {name for members, _ in overlaps for name in members}
+    names = [name for name in styles if name in in_overlaps]
+    unsolved_by_all = sum(count for members, count in overlaps if set(names) == set(members))
     members, count = overlaps[0]
     label = (
-        f"Unsolved problems: {everyone} by all of {len(names)} policies; the largest region, {count}, belongs to "
-        f"{_and(members)}."
+        f"Unsolved problems: {unsolved_by_all} by all {len(names)} policies; the largest region, {count}, belongs to "
+        f"{_join_names(members)}."
     )
-    drawn = overlaps[:REGIONS]
+    largest = overlaps[:MAX_REGIONS]
     svg = regions(
-        [([name for name in members if name in looks], count) for members, count in drawn],
+        [([name for name in members if name in styles], count) for members, count in largest],
         names,
-        looks,
+        styles,
         identifier="overlaps",
         label=label,
     )
     seeds = max((len(arm.get("unsolvable") or {}) for arm in results.get("arms") or []), default=0)
-    caption = label + " A row counts the problems that exactly the marked policies leave unsolved"
+    caption = label + " Each row counts the problems that exactly the marked policies leave unsolved"
     caption += ", in the first seed." if seeds > 1 else "."
-    if len(overlaps) > REGIONS:
-        caption += f" The {len(overlaps) - REGIONS} smaller regions are in the table."
-    numbers = Numbers(["left unsolved by exactly", "problems"], [[_and(m), str(c)] for m, c in overlaps])
+    if len(overlaps) > MAX_REGIONS:
+        caption += f" The {len(overlaps) - MAX_REGIONS} smaller regions are in the table."
+    numbers = NumberTable(["left unsolved by exactly", "problems"], [[_join_names(m), str(c)] for m, c in overlaps])
     return [Picture("Overlap of the unsolvable sets", caption, svg, numbers, names)]
 
 
-def unsolvable_counts(arms: Sequence[Arm]) -> Numbers:
-    """How many problems each arm leaves unsolved, by seed; nothing where one seed has it all in the figure."""
+def unsolvable_counts(arms: Sequence[Arm]) -> NumberTable:
+    """Return how many problems each arm leaves unsolved, by seed; no rows if there is only one seed."""
     seeds = sorted({str(seed) for arm in arms for seed in arm.get("unsolvable") or {}}, key=lambda s: (len(s), s))
     rows = []
     for arm in arms:
@@ -448,11 +463,11 @@ def unsolvable_counts(arms: Sequence[Arm]) -> Numbers:
         if sets:
             counts = [str(len(sets[seed])) if sets.get(seed) is not None else NOTHING for seed in seeds]
             rows.append([arm["name"], *counts])
-    return Numbers(["arm", *(f"seed {seed}" for seed in seeds)], rows if len(seeds) > 1 else [])
+    return NumberTable(["arm", *(f"seed {seed}" for seed in seeds)], rows if len(seeds) > 1 else [])
 
 
-def errors(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
-    """Correct and wrong answers by what the problem asks, and wrong answers by what is wrong with them."""
+def errors(arms: Sequence[Arm], styles: Mapping[str, LineStyle]) -> list[Picture]:
+    """Return the pictures of correct and wrong completions by kind of problem, and of wrong ones by kind of error."""
     kinds = list({kind: None for arm in arms for kind in arm.get("errors") or {}})
     pictures = []
     for index, kind in enumerate(kinds):
@@ -462,18 +477,18 @@ def errors(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
             continue
         split = any(isinstance(value, Mapping) for table in tables.values() for value in table.values())
         picture = _correct_and_wrong if split else _wrong
-        pictures.append(picture(kind, tables, looks, f"errors{index}"))
+        pictures.append(picture(kind, tables, styles, f"errors{index}"))
     return pictures
 
 
 def _correct_and_wrong(
-    kind: str, tables: Mapping[str, Mapping[str, Any]], looks: Mapping[str, Look], identifier: str
+    kind: str, tables: Mapping[str, Mapping[str, Any]], styles: Mapping[str, LineStyle], identifier: str
 ) -> Picture:
     groups: dict[str, list[Bar]] = {}
     rows, shares = [], {}
-    what = kind.removeprefix("by ")
+    kind_name = kind.removeprefix("by ")
     for group in {group: None for table in tables.values() for group in table}:
-        title = f"{group} {what}" if what == "operands" else group
+        title = f"{group} {kind_name}" if kind_name == "operands" else group
         for name, table in tables.items():
             cell = table.get(group) or {}
             correct, wrong = int(cell.get("correct") or 0), int(cell.get("wrong") or 0)
@@ -483,51 +498,59 @@ def _correct_and_wrong(
                     name, (100 * correct / (correct + wrong), 100 * wrong / (correct + wrong)), str(correct + wrong)
                 )
                 groups.setdefault(title, []).append(bar)
-                rows.append([title, name, str(correct), str(wrong), written(shares[title, name], "%")])
+                rows.append([title, name, str(correct), str(wrong), format_number(shares[title, name], "%")])
     lowest = min(shares, key=lambda key: shares[key], default=None)
-    label = f"Answers {kind}: " + (
-        f"the lowest share of correct ones is {spoken(shares[lowest], '%')}, for {lowest[0]} with {lowest[1]}."
+    label = f"Completions {kind}: " + (
+        f"the lowest share of correct ones is {format_with_unit(shares[lowest], '%')}, for {lowest[0]} with "
+        f"{lowest[1]}."
         if lowest
         else "none."
     )
-    svg = bars(groups, looks, identifier=identifier, label=label, x="share of answers (%)")
-    caption = label + " Plain is correct, hatched is wrong; the number behind a bar counts its answers."
-    numbers = Numbers([what, "arm", "correct", "wrong", "correct (%)"], rows)
-    return Picture(_capital(f"answers {kind}"), caption, svg, numbers, list(tables))
+    svg = bars(groups, styles, identifier=identifier, label=label, x="share of completions (%)")
+    caption = label + " Plain is correct, hatched is wrong; the number beside a bar counts its completions."
+    numbers = NumberTable([kind_name, "arm", "correct", "wrong", "correct (%)"], rows)
+    return Picture(_capitalize(f"completions {kind}"), caption, svg, numbers, list(tables))
 
 
-def _wrong(kind: str, tables: Mapping[str, Mapping[str, Any]], looks: Mapping[str, Look], identifier: str) -> Picture:
+def _wrong(
+    kind: str, tables: Mapping[str, Mapping[str, Any]], styles: Mapping[str, LineStyle], identifier: str
+) -> Picture:
     groups: dict[str, list[Bar]] = {}
     rows = []
-    totals = {name: sum(finite(count) or 0 for count in table.values()) for name, table in tables.items()}
+    totals = {name: sum(finite_or_none(count) or 0 for count in table.values()) for name, table in tables.items()}
     sums = {
-        group: sum(finite(t.get(group)) or 0 for t in tables.values()) for table in tables.values() for group in table
+        group: sum(finite_or_none(t.get(group)) or 0 for t in tables.values())
+        for table in tables.values()
+        for group in table
     }
     for group in sorted(sums, key=lambda group: -sums[group]):
         for name, table in tables.items():
-            count = finite(table.get(group)) or 0
+            count = finite_or_none(table.get(group)) or 0
             share = count / totals[name] if totals[name] else 0.0
             groups.setdefault(group, []).append(Bar(name, (0.0, 100 * share), f"{count:g}"))
-            rows.append([group, name, f"{count:g}", written(share, "%")])
-    most = max(sums, key=lambda group: sums[group])
-    label = f"Wrong answers {kind}: the most frequent is “{most}”, {sums[most]:g} of {sum(sums.values()):g}."
-    svg = bars(groups, looks, identifier=identifier, label=label, x="share of the arm's wrong answers (%)")
-    numbers = Numbers([kind.removeprefix("by "), "arm", "answers", "share of wrong (%)"], rows)
-    return Picture(_capital(f"wrong answers {kind}"), label, svg, numbers, list(tables))
+            rows.append([group, name, f"{count:g}", format_number(share, "%")])
+    most_frequent = max(sums, key=lambda group: sums[group])
+    label = (
+        f"Wrong completions {kind}: the most frequent is “{most_frequent}”, {sums[most_frequent]:g} of "
+        f"{sum(sums.values()):g}."
+    )
+    svg = bars(groups, styles, identifier=identifier, label=label, x="share of the arm's wrong completions (%)")
+    numbers = NumberTable([kind.removeprefix("by "), "arm", "completions", "share of wrong (%)"], rows)
+    return Picture(_capitalize(f"wrong completions {kind}"), label, svg, numbers, list(tables))
 
 
-def changes(arms: Sequence[Arm]) -> Numbers:
-    """What each arm changes in the base configuration; a dot stands for the base's value."""
+def changes(arms: Sequence[Arm]) -> NumberTable:
+    """Return what each arm changes in the base configuration; a dot is the base's value."""
     keys = list({key: None for arm in arms for key in arm.get("changes") or {}})
     rows = [["strategies", *(", ".join(map(_text, arm.get("strategies") or [])) or "·" for arm in arms)]]
     for key in keys:
         if key != "strategies":
             rows.append([key, *(_text((arm.get("changes") or {}).get(key, "·")) for arm in arms)])
-    return Numbers(["setting", *(arm["name"] for arm in arms)], rows)
+    return NumberTable(["setting", *(arm["name"] for arm in arms)], rows)
 
 
-def provenance(value: Any) -> Numbers:
-    """Nested facts as rows of a name with dots and a value."""
+def provenance(value: Any) -> NumberTable:
+    """Return nested facts as rows of a dotted name and a value."""
     rows: list[list[str]] = []
 
     def walk(prefix: str, node: Any) -> None:
@@ -542,7 +565,7 @@ def provenance(value: Any) -> Numbers:
 
     if value:
         walk("", value)
-    return Numbers(["fact", "value"], rows)
+    return NumberTable(["fact", "value"], rows)
 
 
 def _text(value: Any) -> str:
@@ -551,11 +574,11 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _capital(text: str) -> str:
+def _capitalize(text: str) -> str:
     return text if text.startswith("pass@") else text[:1].upper() + text[1:]
 
 
-def _and(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     if len(names) < 2:
         return "".join(names) or "no policy"
     return ", ".join(names[:-1]) + " and " + names[-1]
