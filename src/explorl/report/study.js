@@ -231,7 +231,7 @@
     const all = completions.reduce((sum, completion) => sum + completion.tokens.length, 0);
     const shared = completions.reduce((sum, completion) => sum + (completion.forked_at || 0), 0);
     const forks = completions.filter((completion) => completion.parent !== undefined).length;
-    $("tree-caption").textContent = `${forks} of ${completions.length} completions branch off another one, at the dots; ${shared} of their ${all} tokens were not sampled again and are shown in italics. Boxes are tool outputs. Click a line to go to its completion.`;
+    $("tree-caption").textContent = `${forks} of ${completions.length} completions branch off another one, at the dots; ${shared} of their ${all} tokens were not sampled again and appear in italics. Boxes are tool outputs. Click a line to go to its completion.`;
   }
 
   // ------------------------------------------------------------------ shading
