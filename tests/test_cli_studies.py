@@ -65,7 +65,7 @@ def test_the_command_runs_the_named_study(capsys: pytest.CaptureFixture[str], mo
         (True, [3, 4, 5], "next, to retry the failed runs: explorl study rft --run here --seeds 3-5 --only random"),
         (False, [3, 4, 5], "next, for narrower intervals: explorl study rft --run here --seeds 5"),
         (False, [0, 1, 2, 3, 4], "next, for narrower intervals: explorl study rft --run here --seeds 10"),
-        (False, [0], "next, to see how much trainings differ, which one seed cannot show: explorl study rft --run here "
+        (False, [0], "next, to see how much training runs differ: explorl study rft --run here "
          "--seeds 5"),
     ],
 )  # fmt: skip

@@ -178,7 +178,7 @@ def test_processes_that_a_command_starts_look_where_it_looks(flags: list[str], f
     show = [sys.executable, "-m", "explorl", "config", "show", "--set", "task.name=shelf_module:Wide"]
     shown = subprocess.run(show, env={**source, **expected}, capture_output=True, text=True, check=False)
     assert "SystemError" not in shown.stderr
-    assert ("is no task" in shown.stderr) == found
+    assert ("is not a task" in shown.stderr) == found
     assert ("there is no module 'shelf_module'" in shown.stderr) != found
 
 

@@ -271,8 +271,8 @@ def direct(trainer: Any, case: Case) -> None:
                 whole.rollouts.append(replace(one, request=one.request + start, parent=parent))
             whole.branches += [replace(one, parent=one.parent + start) for one in found.branches]
             whole.decisions += found.decisions
-            whole.settings += [row + start for row in found.settings]
-        draw.reorder(whole.settings)
+            whole.params_of += [row + start for row in found.params_of]
+        draw.reorder(whole.params_of)
         for name, value in branch_metrics(gather_object([branch_record(whole)])).items():
             trainer.record_metric(name, value)
         return whole

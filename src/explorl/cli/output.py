@@ -44,5 +44,5 @@ def print_more_seeds(command: list[str], seeds: int) -> None:
     """Print the command that runs a study with more seeds, and what for."""
     from explorl.study.plan import more_seeds
 
-    why = "to see how much trainings differ, which one seed cannot show" if seeds == 1 else "for narrower intervals"
+    why = "to see how much training runs differ" if seeds == 1 else "for narrower intervals"
     print_line(f"next, {why}: {shlex.join([*command, '--seeds', str(more_seeds(seeds))])}")

@@ -76,7 +76,7 @@ def verdict(results: Mapping[str, Any]) -> str:
             for at in _ends(gain)
         ]
         arms.append(f"{arm['name']} changed {' and '.join(parts)}")
-    return f"On held-out puzzles {'; '.join(arms)}. One seed: another training could say otherwise."
+    return f"On held-out puzzles {'; '.join(arms)}. This is one seed; other seeds will differ."
 
 
 def study_file(steps: int | None, problems: int, samples: int) -> dict[str, Any]:
