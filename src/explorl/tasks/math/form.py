@@ -28,7 +28,7 @@ small language that `latex` parses, and is as finished as the right answer:
   ``5 \text{ million}`` or ``5 \text{ halved}``.
 * **Percent**: ``p\%`` is p if the right answer is the number p, and p/100 if the right answer is not whole, or at
   most 1.
-* **Words** are compared as words (`words`): ``\text{east}`` is not ``seat``, but ``xy`` is ``yx``. So are names with
+* **Words** are compared as words (`words`): ``\text{east}`` is not ``eats``, but ``xy`` is ``yx``. So are names with
   digits, Roman numerals and three capitals: ``CO2`` is ``\mathrm{CO}_2`` and not ``C2O``, ``XL`` is not ``LX``. "And"
   between words, conditions or values of several names is not "or".
 
