@@ -297,6 +297,8 @@ def test_a_plain_script_gets_the_same_page(cls: Any, make_trainer: Callable[...,
     results = run_results([store.folder])
     expected = [scores.history[step].pass_at(2).mean for step in (0, 2, 3)]
     assert results["arms"][0]["over_training"]["2"]["mean"] == pytest.approx(expected)
+    page, script = results["arms"][0]["measures"]["pass@2"], scores.history[3].pass_at(2)
+    assert [page["mean"], page["low"], page["high"]] == pytest.approx([script.mean, script.low, script.high])
     assert (results["task"], results["problems"], results["samples"]) == ("letters", 4, 2)
     assert {rollout["step"] for rollout in results["rollouts"]} == {1, 2, 3}
     recorded = {answer["recorded"] for rollout in results["rollouts"] for answer in rollout["answers"]}

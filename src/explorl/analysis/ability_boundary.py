@@ -16,7 +16,8 @@ from explorl.evaluation import Evaluation
 from explorl.evaluation.evaluation import number_format
 from explorl.evaluation.scores import LABELS, as_json, per_problem, scores, unsolved
 from explorl.metrics import upset_counts
-from explorl.stats import Cell, Interval, Table, paired_difference, permutation_test
+from explorl.stats import Cell, Interval, Table, permutation_test
+from explorl.stats.arm_differences import problem_interval
 
 MAX_NAME = 200
 """Most characters of a model's name in tables and legends."""
@@ -132,7 +133,7 @@ def boundary(evaluations: Mapping[str, Evaluation]) -> Boundary:
             model,
             baseline,
             key,
-            paired_difference(values[model][key], values[baseline][key]),
+            problem_interval(values[model][key] - values[baseline][key]),
             permutation_test(values[model][key], values[baseline][key]),
         )
         for baseline, model in combinations(evaluations, 2)

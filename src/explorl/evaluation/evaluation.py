@@ -25,7 +25,8 @@ from explorl.rollout.backends.vllm import VllmEngine
 from explorl.rollout.requests import prompt_token_ids, render_prompt
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import ToolSpec
-from explorl.stats import Interval, Table, bootstrap_mean
+from explorl.stats import Interval, Table
+from explorl.stats.arm_differences import problem_interval
 from explorl.tasks import Problem, Task
 from explorl.tasks.base import verdicts_of
 
@@ -72,8 +73,8 @@ class Evaluation:
         return np.asarray(pass_at_k(self.samples, self.correct.sum(axis=1), k))
 
     def pass_at(self, k: int) -> Interval:
-        """Return the mean pass@k with a 95 % bootstrap interval over problems."""
-        return bootstrap_mean(self.per_problem(k))
+        """Return the mean pass@k with a 95 % interval over problems."""
+        return problem_interval(self.per_problem(k), lowest=0.0, highest=1.0)
 
     @property
     def answers(self) -> list[list[str | None]]:
@@ -94,7 +95,9 @@ class Evaluation:
     def measured(self) -> dict[str, Interval]:
         """Return the measures of the protocol's source, under names such as "maj@8"."""
         return {
-            name.replace("@k", f"@{self.samples}"): bootstrap_mean(self.measure_per_problem(name))
+            name.replace("@k", f"@{self.samples}"): problem_interval(
+                self.measure_per_problem(name), lowest=0.0, highest=1.0
+            )
             for name in self.measures
         }
 

@@ -26,7 +26,8 @@ from urllib.parse import urlsplit
 from explorl.core.errors import ExplorlError
 from explorl.core.store import read_json, write_json
 from explorl.core.text import clean
-from explorl.stats import Interval, bootstrap_mean
+from explorl.stats import Interval
+from explorl.stats.arm_differences import problem_interval
 
 INSTRUCTION = """\
 You check answers to a question for irrelevant content: passages that do not serve to answer it, such as another
@@ -291,4 +292,4 @@ def judge_evaluation(
             on_progress(1)
     flags = [opinions[f"{rows['problem'][row]}/{rows['sample'][row]}"]["irrelevant"] for row in numbers]
     means = [sum(flags[start : start + per_problem]) / per_problem for start in range(0, len(flags), per_problem)]
-    return bootstrap_mean(means)
+    return problem_interval(means, lowest=0.0, highest=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 from explorl.evaluation.evaluation import Evaluation, number_format
 from explorl.metrics import answer_diversity
 from explorl.metrics.quality import REPETITIVE
-from explorl.stats import Cell, Interval, Table, bootstrap_mean
+from explorl.stats import Cell, Interval, Table
+from explorl.stats.arm_differences import problem_interval
 from explorl.stats.bootstrap import CHUNK
 
 TEXT, CODE = "text", "code"
@@ -83,8 +85,12 @@ def scores(evaluation: Evaluation, values: Mapping[str, np.ndarray] | None = Non
     sampled tokens, None if they were not recorded; `unsolvable` is a number of problems.
     """
     values = per_problem(evaluation) if values is None else values
-    intervals: dict[str, Interval | None] = {name: bootstrap_mean(each) for name, each in values.items()}
-    share, count = bootstrap_mean(~evaluation.correct.any(axis=1)), len(evaluation.problem_ids)
+    intervals: dict[str, Interval | None] = {
+        name: problem_interval(each, lowest=0.0, highest=1.0 if number_format(name) == ".1%" else math.inf)
+        for name, each in values.items()
+    }
+    share = problem_interval(~evaluation.correct.any(axis=1), lowest=0.0, highest=1.0)
+    count = len(evaluation.problem_ids)
     intervals["unsolvable"] = Interval(share.mean * count, share.low * count, share.high * count)
     tokens = np.asarray(evaluation.rows["tokens"], dtype=float)
     for name in ("entropy", "branching"):

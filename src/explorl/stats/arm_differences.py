@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from explorl.stats.bootstrap import Interval
 from explorl.stats.crossed import CONFIDENCE, Estimate, crossed_mean, holm, seeds_mean
 
 NO_SPREAD = "no spread"
@@ -43,6 +45,19 @@ def mean_interval(values: Values, level: float = 1 - CONFIDENCE) -> dict[str, An
     problems = np.size(next(iter(values.values())))
     reach = 3 / problems if problems > 1 else 0.0
     return {"mean": mean, "low": mean - reach, "high": mean + reach, "note": NO_SPREAD}
+
+
+def problem_interval(values: Any, *, lowest: float = -math.inf, highest: float = math.inf) -> Interval:
+    """Return the mean over problems with its 95 % interval, limited to the range of the measure.
+
+    It is the interval that studies and pages have for one seed. A single problem tells nothing about others: its
+    interval is the whole range or, without one, its value.
+    """
+    interval = mean_interval({0: np.asarray(values, dtype=np.float64)})
+    mean, low, high = interval["mean"], interval["low"], interval["high"]
+    if low is None or high is None:
+        low, high = (lowest, highest) if math.isfinite(lowest) and math.isfinite(highest) else (mean, mean)
+    return Interval(mean, max(low, lowest), min(high, highest))
 
 
 def paired_differences(measured: Mapping[str, Mapping[str, Values]], baseline: str) -> Paired:
