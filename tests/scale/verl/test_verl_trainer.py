@@ -158,7 +158,7 @@ def test_without_strategies_a_run_is_kept_whatever_the_agent_loop_gives(
     del held.columns["entropy"]
     own = trainer([], held, monkeypatch)
     kept: list[dict[str, Any]] = []
-    own.recorder = SimpleNamespace(keep=lambda step, columns: kept.append(columns))
+    own.recorder = SimpleNamespace(record_rollouts=lambda step, columns: kept.append(columns))
     own.tokenizer.batch_decode = lambda ids, **_: ["text"] * len(ids)
     made = batch()
     made.keys[KEYS.index("b_1_0")] = "b_0_1"  # a second output of the first answer
