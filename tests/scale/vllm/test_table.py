@@ -22,8 +22,8 @@ from tests.scale.vllm.test_training import PROMPTS, config, reward
 pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 WORDS = {
-    "its answers cannot branch": "answers branch off each other",
-    "it does not record how likely other tokens were": "how likely other tokens were",
+    "its completions cannot branch": "lets completions branch",
+    "it does not record the probabilities of other tokens": "needs the probabilities of other tokens",
     "the interpreter needs Explorl's engine": "interpreter",
 }
 
