@@ -46,6 +46,7 @@ from explorl.rollout.sampling import Active
 from explorl.strategies import REGISTRY, StepState, Strategy, build
 from explorl.strategies.base import overrides
 from explorl.tasks import get_task
+from explorl.training.grpo.sampled_rows import SampledRows
 from explorl.training.grpo.sampling_plan import pad_schedules
 from explorl.training.grpo.trainer import ExplorationTrainer
 from explorl.training.run_setup import disabled_progress, quiet
@@ -206,17 +207,18 @@ class Bench:
         self.inputs, self.output = trainer.latest
         self.prompts = [row["prompt"] for row in self.inputs]
         self.prompt_ids = trainer.tokenizer(self.prompts)["input_ids"]
-        self.rewards = trainer._rewards()
+        self.rewards = trainer.total_rewards(trainer.sampled.reward_parts)
         trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
 
     def overhead(self, name: str) -> Overhead:
         strategy = build({name: settings(name, self.prompts)})
         self.trainer.strategies = [strategy]
-        records = self.trainer._records
+        sampled = self.trainer.sampled
+        records = sampled.records
         assert records is not None
         try:
             if strategy.needs_min_p_mass is not None:
-                self.trainer._records = replace(records, min_p_mass=torch.ones_like(records.logps))
+                sampled.records = replace(records, min_p_mass=torch.ones_like(records.logps))
             parts = {"record": least(lambda: self.shaped(strategy), self.repeats)}
             parts["loss"] = added(self.losses(self.shaped(strategy)), self.losses(self.output), self.repeats)
             if overrides(strategy, "sampling") or strategy.needs_min_p_mass is not None:
@@ -226,46 +228,46 @@ class Bench:
             if overrides(strategy, "after_step"):
                 parts["after"] = self.after_steps(strategy)
         finally:
-            self.trainer.strategies, self.trainer._records = [], records
+            self.trainer.strategies, self.trainer.sampled, sampled.records = [], sampled, records
         return Overhead(name, parts, self.step)
 
     def shaped(self, strategy: Strategy) -> dict[str, Any]:
         """Return the generation batch after the strategy."""
         output = dict(self.output)
         self.trainer.strategies = [strategy]
-        self.trainer._shape(output, self.trainer._token_stats(output), self.rewards)
+        sampled = self.trainer.sampled
+        stats = self.trainer.logprobs.statistics(output, sampled, required=True)
+        assert stats is not None
+        self.trainer.shape_batch(output, sampled, stats, self.rewards)
         return output
 
     def losses(self, output: dict[str, Any]) -> Callable[[], None]:
         """Compute the loss of all micro-batches from log-probabilities, forward and backward."""
-        trainer, forward = self.trainer, "log_probabilities"
+        trainer, forward = self.trainer, "compute"
         batches = split_tensor_dict(output, trainer.args.steps_per_generation)
         logps = [torch.full(batch["completion_ids"].shape, -1.0, device=trainer.model.device) for batch in batches]
 
         def run() -> None:
             for batch, values in zip(batches, logps, strict=True):
                 leaf = values.detach().requires_grad_()
-                setattr(trainer, forward, lambda *_, leaf=leaf, **__: (leaf, -leaf.detach(), None))
+                setattr(trainer.logprobs, forward, lambda *_, leaf=leaf, **__: (leaf, -leaf.detach(), None))
                 trainer.loss(trainer.model, batch).backward()
-            delattr(trainer, forward)  # the class defines its own method
+            delattr(trainer.logprobs, forward)  # the class defines its own method
 
         return run
 
     def sampling(self, strategy: Strategy) -> float:
         trainer = self.trainer
-        before = {name: getattr(trainer, name) for name in ("_records", "_row_temperature", "_sampling_temperature")}
         ends = trainer.generation_kwargs["eos_token_id"]
         measure = self.sampling_by_steps if trainer.model.device.type == "cpu" else self.sampling_by_rollouts
         seconds = measure(strategy)
-        for attribute, value in before.items():
-            setattr(trainer, attribute, value)
-        trainer._old_logps, trainer.generation_kwargs["eos_token_id"] = None, ends
+        trainer.generation_kwargs["eos_token_id"] = ends
         return seconds
 
     def rollout(self, strategies: list[Strategy]) -> Callable[[], None]:
         def run() -> None:
             self.trainer.strategies = strategies
-            self.trainer.sample(self.prompt_ids)
+            self.trainer.sampler.sample(SampledRows(list(self.prompts)), self.prompt_ids)
 
         return run
 
@@ -277,7 +279,7 @@ class Bench:
 
     def sampling_by_steps(self, strategy: Strategy) -> float:
         """Time rollouts whose every step samples with and without it from the same logits; sum over the steps."""
-        engine, run = self.trainer._engine, self.rollout([strategy])
+        engine, run = self.trainer.sampler.engine, self.rollout([strategy])
         self.rollout([])()
         run()  # allocate the memory that it needs
         assert engine is not None

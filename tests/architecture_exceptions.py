@@ -25,15 +25,6 @@ CYCLES: Exceptions = {
         "sandbox.interpreter_pool",
         "sandbox.interpreter_process",
     ): "the back reference is for type hints only",
-    (
-        "training.grpo.activity",
-        "training.grpo.inspection",
-        "training.grpo.logprobs",
-        "training.grpo.objective",
-        "training.grpo.refilling",
-        "training.grpo.sampler",
-        "training.grpo.trainer",
-    ): "a tower of subclasses, to become composition",
 }
 
 # A public class name and in how many modules it is defined.

@@ -70,7 +70,7 @@ def test_as_printed(chat_policy: Path, tmp_path: Path, capsys: pytest.CaptureFix
         numbers = r"[\d.]+% \[[\d.]+%, [\d.]+%\]"
         assert re.fullmatch(" ".join(f"pass@{k} {numbers}" for k in (1, 2, 4, 8)), line[1])
         assert (len(found.problem_ids), found.samples) == (20, 8)
-    assert trainer._engine is not None
+    assert trainer.sampler.engine is not None
     args = trainer.args
     assert (args.bf16, args.gradient_checkpointing, args.per_device_train_batch_size) == (
         True,

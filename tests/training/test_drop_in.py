@@ -64,11 +64,11 @@ def first_prompts(trainer: Any) -> list[list[int]]:
     """The token ids of the first prompts that the engine is asked to continue."""
     seen: list[list[int]] = []
 
-    def sample(prompt_ids: list[list[int]]) -> None:
+    def sample(sampled: Any, prompt_ids: list[list[int]], rows: Any = None) -> None:
         seen.extend(prompt_ids)
         raise Stop
 
-    trainer.sample = sample
+    trainer.sampler.sample = sample
     with pytest.raises(Stop):
         trainer.train()
     return seen
@@ -116,7 +116,7 @@ def test_special_prefix_tokens_of_a_tokenizer_without_bos_are_kept(
 def test_generation_kwargs_go_to_the_engine(make_trainer: Callable[..., Any]) -> None:
     given = {"top_k": 5, "do_sample": False, "max_new_tokens": 3}
     trainer = make_trainer(ExplorationTrainer, generation_kwargs=given, max_steps=1, temperature=0.7)
-    assert trainer._engine is not None
+    assert trainer.sampler.engine is not None
     found = sampling_options(trainer.generation_kwargs, trainer.eos_token_ids)
     assert (found["top_k"], found["temperature"], found["max_tokens"]) == (5, 0.0, 3)
     trainer.train()
@@ -138,7 +138,7 @@ def test_a_temperature_for_sampling_alone(make_trainer: Callable[..., Any], opti
     assert (batch.sampling_logps - batch.old_logps)[batch.mask > 0].abs().max() > 0.1
     assert [log["clip_ratio/region_mean"] for log in trainer.state.log_history[:-1]] == [0, 0]
     for part in trainer._buffered_inputs:
-        own, _, _ = trainer._logps(part)
+        own, _, _ = trainer.logprobs.of(part)
         mask = part["completion_mask"]
         torch.testing.assert_close(own * mask, part["old_per_token_logps"] * mask, rtol=1e-4, atol=1e-5)
 
@@ -149,7 +149,7 @@ def test_a_callback_changes_how_is_sampled(make_trainer: Callable[..., Any]) -> 
 
     class Change(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            kinds.append(trainer._records is not None)
+            kinds.append(trainer.sampled.records is not None)
             trainer.generation_config.max_new_tokens = 3
             trainer.generation_config.min_new_tokens = 3 if state.global_step > 1 else None
 
@@ -167,7 +167,7 @@ def test_a_length_in_generation_kwargs_alone(make_trainer: Callable[..., Any]) -
     given = {"max_completion_length": None, "generation_kwargs": {"max_new_tokens": 3}}
     trainer = make_trainer(ExplorationTrainer, max_steps=1, **given)
     trainer.train()
-    assert trainer._engine is not None
+    assert trainer.sampler.engine is not None
     assert trainer.state.log_history[0]["completions/max_length"] == 3
 
 
@@ -177,7 +177,7 @@ def test_generation_kwargs_that_the_engine_lacks_are_left_to_generate(
 ) -> None:
     with pytest.warns(UserWarning, match=f"sampling by model.generate.*no {next(iter(given))}"):
         trainer = make_trainer(ExplorationTrainer, generation_kwargs=given)
-    assert trainer._engine is None
+    assert trainer.sampler.engine is None
     with pytest.raises(ValueError, match=r"bottom_p sets how each row is sampled.*; remove it"):
         make_trainer(ExplorationTrainer, generation_kwargs=given, options={"strategies": ["bottom_p"]})
     with pytest.raises(ValueError, match="engine='explorl' cannot sample here"):
@@ -519,8 +519,8 @@ def test_fast_paths_are_tried_out_once(make_trainer: Callable[..., Any], monkeyp
         options={"peft_config": LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear")},
     )  # fmt: skip
     counts: list[tuple[int, int]] = []
-    sample = trainer.sample
-    trainer.sample = lambda ids: (counts.append((len(tried), len(looks))), sample(ids))[1]
+    sample = trainer.sampler.sample
+    trainer.sampler.sample = lambda *given: (counts.append((len(tried), len(looks))), sample(*given))[1]
     trainer.train()
     assert len(counts) == 5
     assert counts[2] == counts[4]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from explorl.rollout import PaddedRollouts
 from explorl.training.grpo.dynamic import DynamicSampling, as_option, expected_cost, keep_rate, varies
-from explorl.training.grpo.fresh import fresh_rows, keyed_uniform, row_key
-from explorl.training.grpo.sampled_groups import SampledGroups
-from explorl.training.grpo.solved import STATE, SkipSolved, SolveStreaks, solve_rates
-from explorl.training.grpo.trl_adapter import RewardedRows
+from explorl.training.grpo.prompts import fresh_rows, row_key
+from explorl.training.grpo.sampled_rows import SampledGroups, SampledRows
+from explorl.training.grpo.solved import STATE, SkipSolved, SolveStreaks, keyed_uniform, solve_rates
 
 NAN = float("nan")
 
@@ -191,32 +191,50 @@ def drawn(lengths: list[int], value: float, extra: dict[str, list[Any]], tempera
     """Rows whose records are 0 after each answer's end."""
     width = max(lengths)
     tokens = torch.arange(width) < torch.tensor(lengths).unsqueeze(1)
-    recorded = {"logps": -value * tokens, "truncated": torch.tensor([value > 1] * len(lengths))}
-    if temperature:
-        recorded["sampling_temperature"] = torch.full(tokens.shape, value)
+    records = PaddedRollouts(
+        token_ids=tokens.long(),
+        mask=tokens,
+        logps=-value * tokens,
+        sampling_logps=tokens.float(),
+        entropy=tokens.float(),
+        branching=tokens.long(),
+        prompt_index=torch.arange(len(lengths)),
+        truncated=torch.tensor([value > 1] * len(lengths)),
+        sampled=tokens,
+    )
     ids = [[int(value)] * length for length in lengths]
     inputs = [{"prompt": f"{value}"} for _ in lengths]
-    return SampledGroups(inputs, RewardedRows(ids, extra, torch.full((len(lengths), 1), value)), recorded)
+    sampled = SampledRows([f"{value}"] * len(lengths), ids, extra=extra)
+    sampled.reward_parts = torch.full((len(lengths), 1), value)
+    temperatures = torch.full(tokens.shape, value) if temperature else None
+    sampled.record(ids, records, temperatures, temperatures)
+    return SampledGroups(inputs, sampled)
 
 
 def test_exchanged_rows_bring_their_records_with_them() -> None:
     """The longest answer goes, so that all are shorter; and the other way round."""
     old, new = drawn([2, 5], 1.0, {"seen": ["a", "b"]}), drawn([3, 1], 2.0, {"said": ["c", "d"]})
     old.replace_row(1, {"prompt": "new"}, new.row(0))
-    old.replace_rewards(1, new.rewarded.reward_parts[0])
+    old.replace_rewards(1, new.reward_parts[0])
     found = old.merged()
-    assert found.inputs == [{"prompt": "1.0"}, {"prompt": "new"}]
-    assert found.rewarded.completion_ids == [[1, 1], [2, 2, 2]]
-    assert found.rewarded.extra == {"said": [None, "c"], "seen": ["a", None]}
-    assert found.rewarded.reward_parts.tolist() == [[1.0], [2.0]]
-    assert found.records["logps"].tolist() == [[-1, -1, 0], [-2, -2, -2]]
-    assert found.records["truncated"].tolist() == [False, True]
-    assert found.records["sampling_temperature"].tolist() == [[1, 1, 1], [2, 2, 2]]
+    assert old.inputs == [{"prompt": "1.0"}, {"prompt": "new"}]
+    assert found.prompts == ["1.0", "new"]
+    assert found.completion_ids == [[1, 1], [2, 2, 2]]
+    assert found.extra == {"said": [None, "c"], "seen": ["a", None]}
+    assert found.reward_parts.tolist() == [[1.0], [2.0]]
+    assert found.records is not None
+    assert found.records.logps.tolist() == [[-1, -1, 0], [-2, -2, -2]]
+    assert found.records.truncated.tolist() == [False, True]
+    assert found.sampling_temperature is found.training_temperature
+    assert found.sampling_temperature is not None
+    assert found.sampling_temperature.tolist() == [[1, 1, 1], [2, 2, 2]]
 
     new.replace_row(1, {"prompt": "old"}, drawn([5, 5], 1.0, {}).row(0))
     found = new.merged()
-    assert found.records["logps"].tolist() == [[-2, -2, -2, 0, 0], [-1] * 5]
-    assert found.records["sampling_temperature"].tolist() == [[2, 2, 2, 1, 1], [1] * 5]
+    assert found.records is not None
+    assert found.sampling_temperature is not None
+    assert found.records.logps.tolist() == [[-2, -2, -2, 0, 0], [-1] * 5]
+    assert found.sampling_temperature.tolist() == [[2, 2, 2, 1, 1], [1] * 5]
 
 
 def test_what_was_recorded_of_some_rows_only_is_recorded_of_none() -> None:
@@ -226,9 +244,11 @@ def test_what_was_recorded_of_some_rows_only_is_recorded_of_none() -> None:
     for here in (gets, gets_none):
         here.drop_partial_records([drawn([3], 2.0, {}).row(0), other])
     gets.replace_row(0, {"prompt": "new"}, other)
-    assert gets.merged().records == gets_none.merged().records == {}
+    for here in (gets, gets_none):
+        assert here.merged().records is here.merged().sampling_temperature is None
     alike.drop_partial_records([drawn([3], 2.0, {}).row(0)])
-    assert alike.merged().records.keys() == {"logps", "truncated", "sampling_temperature"}
+    assert alike.merged().records is not None
+    assert alike.merged().sampling_temperature is not None
 
 
 # ---------------------------------------------------------------- solved prompts

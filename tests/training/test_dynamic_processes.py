@@ -22,7 +22,7 @@ from trl import GRPOConfig
 from explorl.models import load_policy
 from explorl.rollout import Rollouts, SamplingParams
 from explorl.strategies import Batch, Strategy
-from explorl.training.grpo.fresh import keyed_seed, keyed_uniform
+from explorl.training.grpo.solved import keyed_seed, keyed_uniform
 from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.test_invariance import Gradients
 
@@ -63,7 +63,7 @@ def reward(prompts: list[str], trainer_state: Any, **columns: Any) -> list[float
 
 def by_row(trainer: Any, generations: int) -> None:
     """Has each answer depend on the prompt, its place in the group and the step, and on nothing else."""
-    engine, accelerator = trainer._engine, trainer.accelerator
+    engine, accelerator = trainer.sampler.engine, trainer.accelerator
     sample = engine.generate
 
     def one_by_one(prompt_ids: list[list[int]], n: int, params: SamplingParams) -> Rollouts:
@@ -104,7 +104,7 @@ def train(policy: Path, name: str, processes: int) -> dict[str, Any]:
         **given,
     )  # fmt: skip
     assert trainer.accelerator.num_processes == processes
-    if trainer._engine is not None:
+    if trainer.sampler.engine is not None:
         by_row(trainer, generations)
     trainer.train()
     logs = [
@@ -112,7 +112,7 @@ def train(policy: Path, name: str, processes: int) -> dict[str, Any]:
         for entry in trainer.state.log_history[:-1]
     ]
     gradients = [step.tolist() for step in kept.steps]
-    return {"batches": batches, "logs": logs, "gradients": gradients, "streaks": trainer._streaks._streaks}
+    return {"batches": batches, "logs": logs, "gradients": gradients, "streaks": trainer.prompts.streaks._streaks}
 
 
 @pytest.mark.slow

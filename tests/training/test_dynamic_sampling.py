@@ -17,10 +17,10 @@ from explorl.core.store import RunStore
 from explorl.strategies import Batch, Strategy
 from explorl.training.grpo.batch import forward_token_stats
 from explorl.training.grpo.dynamic import DynamicSampling, expected_cost
-from explorl.training.grpo.fresh import keyed_uniform
-from explorl.training.grpo.sampled_groups import SampledGroups
+from explorl.training.grpo.sampled_rows import SampledRows
+from explorl.training.grpo.solved import keyed_uniform
 from explorl.training.grpo.trainer import ExplorationTrainer
-from explorl.training.grpo.trl_adapter import RewardedRows
+from explorl.training.grpo.trl_adapter import logs_of
 from tests.training.conftest import PROMPTS
 from tests.training.small_runs import digits
 from tests.training.test_every_strategy import RATES, SETTINGS, check_resumed, few_answers, label, logs, weights
@@ -159,14 +159,10 @@ def test_what_has_to_differ_is_what_was_asked_for(make: Make) -> None:
         ("correct", "sum_then_normalize", 1.0): [False, False, True, True, True, False],
     }
     for (what, aggregation, weight), expected in by.items():
-        trainer.dynamic_sampling = DynamicSampling(by=what)
+        trainer.prompts.dynamic_sampling = DynamicSampling(by=what)
         trainer.multi_objective_aggregation = aggregation
         trainer.reward_weights = torch.tensor([1.0, weight])
-        assert trainer._varied_groups(SampledGroups([], RewardedRows([], {}, parts), {})) == expected, (
-            what,
-            aggregation,
-            weight,
-        )
+        assert trainer.prompts.varied_groups(parts) == expected, (what, aggregation, weight)
 
 
 def test_answers_that_nothing_scored_are_no_variance(make: Make) -> None:
@@ -199,11 +195,11 @@ def test_planted_rates_take_the_rounds_of_the_formula(make: Make, rate: float) -
         digits, dynamic={"max_rounds": bound}, per_device_train_batch_size=16, options={"train_dataset": data}
     )
 
-    def planted(inputs: list[dict[str, Any]]) -> RewardedRows:
+    def planted(inputs: list[dict[str, Any]]) -> SampledRows:
         prompts = [row["prompt"] for row in inputs]
         varied = [keyed_uniform(prompt, trainer.micro_step) < rate for prompt in prompts]
         parts = torch.tensor([[float(row % 2 and good)] for row, good in enumerate(varied)])
-        return RewardedRows([[7]] * len(inputs), {}, parts)
+        return SampledRows(prompts, [[7]] * len(inputs), reward_parts=parts)
 
     trainer.sample_and_reward = planted
     trainer.args.gradient_accumulation_steps = trainer.args.steps_per_generation = 1
@@ -212,7 +208,7 @@ def test_planted_rates_take_the_rounds_of_the_formula(make: Make, rate: float) -
     for number in range(batches):
         trainer.micro_step = number
         rows = [{"prompt": f"{(number * groups + place) % 40}="} for place in range(groups)]
-        trainer.refill([dict(row) for row in rows for _ in range(GENERATIONS)])
+        trainer.prompts.next([dict(row) for row in rows for _ in range(GENERATIONS)])
     cost = expected_cost(groups, rate, bound)
     lengths = np.arange(1, bound + 2)
     chances = rate * (1 - rate) ** (lengths - 1)
@@ -302,7 +298,7 @@ def test_all_that_comes_after_sees_the_rows_that_are_trained_on(make: Make) -> N
         assert temperatures == [own_temperature(prompt) for prompt in prompts]
     lengths = [len(trainer.processing_class(prompt)["input_ids"]) for call in reward.calls for prompt in call]
     assert logs(trainer)[3]["num_tokens"] == sum(len(ids) for call in tokens for ids in call) + sum(lengths)
-    assert list(trainer.logs["extra"]["asked"]) == [f"asked {prompt}" for prompt in trainer.batches[-1]["prompt"]]
+    assert list(logs_of(trainer)["extra"]["asked"]) == [f"asked {prompt}" for prompt in trainer.batches[-1]["prompt"]]
     assert logs(trainer)[1]["rows"] == np.mean(
         [len(call) for call in reward.calls[: 1 + int(logged(trainer, "rounds")[0])]]
     )

@@ -2,54 +2,27 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from transformers import GenerationConfig
 
-from explorl.rollout import Engine
-from explorl.training.grpo.sampler import ENGINE_OPTIONS, SamplingTrainer
-
-
-class Bare(SamplingTrainer):
-    """As much of a trainer as `_engine_for` looks at."""
-
-    use_vllm = False
-
-    def __init__(self) -> None:
-        self.strategies = []
-
-    def _check_recorded(self, engine: str | None) -> None:
-        pass
-
-    def _why_not_engine(self) -> str:
-        return ""
-
-    def _engine_dtype(self) -> None:
-        return None
+from explorl.training.grpo.refusals import ENGINE_OPTIONS
+from explorl.training.grpo.trainer import ExplorationTrainer
 
 
-@pytest.fixture
-def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
-    bare = Bare()
-    bare.model, bare.generation_config = SimpleNamespace(), GenerationConfig(max_new_tokens=8)
-    bare.tools = bare.environment_factories = None
-    monkeypatch.setattr(Bare, "tokenizer", None, raising=False)
-    monkeypatch.setattr(Bare, "sharded", False)
-    monkeypatch.setattr(Engine, "check", lambda self, longest: None)
-    return bare
+@pytest.mark.parametrize("engine", [None, "explorl"])
+def test_options_reach_the_engine(make_trainer: Callable[..., Any], engine: str | None) -> None:
+    options = {"batch_size": 7, "memory_budget": 1 << 20}
+    engines = [
+        make_trainer(ExplorationTrainer, options={"engine": engine, "engine_options": given}).sampler.engine
+        for given in (options, {})
+    ]
+    assert [(found.batch_size, found.memory_budget) for found in engines] == [(7, 1 << 20), (None, None)]
 
 
-def test_options_reach_the_engine(trainer: Any) -> None:
-    found = trainer._engine_for(None, {"batch_size": 7, "memory_budget": 1 << 20})
-    assert (found.batch_size, found.memory_budget) == (7, 1 << 20)
-    found = trainer._engine_for("explorl", {})
-    assert (found.batch_size, found.memory_budget) == (None, None)
-
-
-def test_unknown_options_are_refused(trainer: Any) -> None:
+def test_unknown_options_are_refused(make_trainer: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=f"has 'rows'; it may contain {', '.join(ENGINE_OPTIONS)}"):
-        trainer._engine_for(None, {"rows": 3})
+        make_trainer(ExplorationTrainer, options={"engine_options": {"rows": 3}})
     with pytest.raises(ValueError, match="batch_size is 0"):
-        trainer._engine_for(None, {"batch_size": 0})
+        make_trainer(ExplorationTrainer, options={"engine_options": {"batch_size": 0}})

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from explorl.strategies import REGISTRY
-from explorl.training.grpo.checkpoint import REFERENCE_STATE
+from explorl.training.grpo.reference import REFERENCE_STATE
 from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.tool_policy import calculator
 

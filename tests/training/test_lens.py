@@ -186,8 +186,8 @@ def test_the_file_is_there_before_the_updates_and_is_completed_after_the_last(ma
     order: list[tuple[str, int, int]] = []
     trainer = make_trainer(ExplorationTrainer, num_iterations=2, max_steps=5, options={"lens": Lens(every=2)})
     trainer.listen(
-        lambda step, _: order.append(("sampled", step, trainer.current_step)),
-        after=lambda step, columns: order.append(("after", step, trainer.current_step)),
+        lambda step, _: order.append(("sampled", step, trainer.state.global_step)),
+        after=lambda step, columns: order.append(("after", step, trainer.state.global_step)),
     )
     trainer.train()
     # Batches of two updates: the second is not looked at, and the run ends in the middle of the third.

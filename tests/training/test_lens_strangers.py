@@ -58,7 +58,7 @@ class Forgetful:
 def test_what_an_observer_remembers_can_be_read_again(make_trainer: Callable[..., Any], tmp_path: Any) -> None:
     trainer = make_trainer(ExplorationTrainer, options={"observers": [Forgetful()]})
     with pytest.raises(ObserverError, match=r"the observer Forgetful .*return tensors and plain values"):
-        trainer._write_inspections(tmp_path)
+        trainer.inspector.write(tmp_path)
     assert not list(tmp_path.glob("lens.pt"))
 
 

@@ -16,6 +16,7 @@ from explorl.strategies import REGISTRY, Batch, BottomP, ClipHigher, EntropyGuid
 from explorl.strategies._lib.collectives import Collectives
 from explorl.strategies.base import act_on_parts
 from explorl.training.grpo import trainer as grpo
+from explorl.training.grpo.sampled_rows import SampledRows
 from explorl.training.grpo.shaping import Shaped, shape
 from tests.strategies.threads import on_threads
 from tests.training.local_parts import ROWS, Undefined, batch_of, normalised, one_process, scene, shaped
@@ -185,16 +186,7 @@ def test_a_strategy_must_say_that_it_acts_on_parts(
     monkeypatch.setattr(grpo, "generation_batch", lambda *args, gathered, **more: asked.append(gathered))
     monkeypatch.setattr(grpo, "shape", lambda *args: SimpleNamespace(metrics={}))
     monkeypatch.setattr(grpo, "put_back", lambda *args, **more: None)
-    others = (
-        "_prompts",
-        "reward_parts",
-        "correct",
-        "num_generations",
-        "temperature",
-        "_sampling_temperature",
-        "current_step",
-    )
-    others += ("has_penalties", "max_completion_length", "normalised", "stopped")
+    others = ("correct", "num_generations", "temperature", "has_penalties", "max_completion_length", "scale_rewards")
     for processes in (1, 2):
         trainer: Any = SimpleNamespace(
             **dict.fromkeys(others, 1),
@@ -202,10 +194,11 @@ def test_a_strategy_must_say_that_it_acts_on_parts(
             eos_token_ids=[],
             tokenizer=SimpleNamespace(pad_token_id=0),
             strategies=strategies,
-            _answers=lambda: None,
+            answers=None,
+            state=SimpleNamespace(global_step=1),
             activity=SimpleNamespace(shaped=lambda metrics: None),
         )
-        grpo.ExplorationTrainer._shape(trainer, {}, None, torch.zeros(1))  # type: ignore[arg-type]
+        grpo.ExplorationTrainer.shape_batch(trainer, {}, SampledRows(), None, torch.zeros(1))  # type: ignore[arg-type]
     assert asked == [True, not expected]
 
 

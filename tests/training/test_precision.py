@@ -52,7 +52,7 @@ def test_loss_and_gradients_equal_those_of_trl_to_the_rounding_of_bfloat16(
     for packed, kind in ((None, "unrolled"), (False, "padded")):
         ours = make_trainer(ExplorationTrainer, **options, **DEFAULTS, options={"packed": packed})
         loss, gradient = gradients_of(ours, inputs, checkpointing=True)
-        assert ours._pass_kind(ours.model, 16) == kind
+        assert ours.logprobs.pass_kind(ours.model, 16) == kind
         assert (gradient - exact).norm() < 1.5 * rounding, kind
         allowed = 1.5 * abs(stock_loss - exact_loss) + 2e-3 * abs(exact_loss) + 1e-4 * summed
         assert abs(loss - exact_loss) < allowed, kind
@@ -63,13 +63,13 @@ def test_the_engine_samples_from_a_shadow_of_what_the_optimizer_moves(
 ) -> None:
     monkeypatch.setattr(sampler, "has_arithmetic", lambda device, dtype: True)
     trainer = make_trainer(ExplorationTrainer, **DEFAULTS, max_steps=3, learning_rate=1e-2)
-    engine = trainer._engine
+    engine = trainer.sampler.engine
     assert engine is not None
     seen: list[torch.Tensor] = []
-    sample = trainer.sample
+    sample = trainer.sampler.sample
 
-    def watched(prompt_ids: list[list[int]]) -> Any:
-        found = sample(prompt_ids)
+    def watched(*arguments: Any) -> Any:
+        found = sample(*arguments)
         name, weight = "model.layers.0.mlp.up_proj.weight", trainer.model.model.layers[0].mlp.up_proj.weight
         with engine.weights():
             shadow = dict(trainer.model.named_parameters())[name]
@@ -78,7 +78,7 @@ def test_the_engine_samples_from_a_shadow_of_what_the_optimizer_moves(
             seen.append(shadow.clone())
         return found
 
-    trainer.sample = watched
+    trainer.sampler.sample = watched
     trainer.train()
     assert len(seen) == 3
     assert not torch.equal(seen[0], seen[2])
@@ -92,8 +92,8 @@ def test_a_processor_without_bfloat16_samples_in_float32(
 ) -> None:
     monkeypatch.setattr(sampler, "has_arithmetic", lambda device, dtype: False)
     trainer = make_trainer(ExplorationTrainer, **DEFAULTS)
-    assert trainer._engine is not None
-    assert trainer._engine.dtype is None
+    assert trainer.sampler.engine is not None
+    assert trainer.sampler.engine.dtype is None
 
 
 def test_small_steps_are_not_lost(make_trainer: Callable[..., Any]) -> None:
@@ -121,7 +121,7 @@ def test_gradient_checkpointing_saves_memory_and_changes_nothing(
             lambda *_, count=count: count.__setitem__(0, count[0] + 1)
         )
         trainer.model.train()
-        trainer._pass_kind(trainer.model, 16)  # tries the pass out
+        trainer.logprobs.pass_kind(trainer.model, 16)  # tries the pass out
         count[0] = 0
         inputs = random_inputs(beta=0.0, reused=False, tools=False)
         found.append(gradients_of(trainer, inputs, checkpointing, reentrant)[1])
@@ -158,4 +158,4 @@ def test_where_packed_is_insisted_on_and_wrong_it_is_an_error(
         passes, "choose", lambda *_, **__: passes.PassChoice("padded", why="LlamaDecoderLayer: differs")
     )
     with pytest.raises(ValueError, match="packed=True does not work for this model \\(LlamaDecoderLayer"):
-        trainer._pass_kind(trainer.model, 16)
+        trainer.logprobs.pass_kind(trainer.model, 16)

@@ -21,7 +21,7 @@ from explorl.cli.app import main
 from explorl.core.config import load_config
 from explorl.core.store import RunStore
 from explorl.training.callbacks import Diverged, ProgressDisplay, StopAtDivergence
-from explorl.training.grpo.checkpoint import find_fault
+from explorl.training.checkpoint_faults import find_fault
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from explorl.core.config import ConfigError, load_config
 from explorl.strategies import Batch, OutcomeExploration, Strategy
 from explorl.tasks import Task
 from explorl.tasks.base import Problem, Verdict
-from explorl.training.grpo.answers import answers_of
+from explorl.training.grpo.rewards import answers_of
 from explorl.training.grpo.shaping import shape
 from explorl.training.grpo.trainer import ExplorationTrainer
 

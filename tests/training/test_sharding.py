@@ -73,8 +73,8 @@ def test_a_split_model_is_left_to_trl(make_trainer: Callable[..., Any], monkeypa
     with pytest.warns(UserWarning, match=r"spread over cuda:0, cuda:1 \(device_map\)") as said:
         trainer = make_trainer(ExplorationTrainer)
     assert len([one for one in said if "device_map" in str(one.message)]) == 1
-    assert trainer._engine is None
-    assert trainer._packed is False
+    assert trainer.sampler.engine is None
+    assert trainer.logprobs.packed is False
     with pytest.raises(ValueError, match="cannot sample here: its weights are spread over"):
         make_trainer(ExplorationTrainer, options={"engine": "explorl"})
 

@@ -20,7 +20,8 @@ from explorl.models import load_policy, tiny_tokenizer
 from explorl.strategies import Batch, Strategy
 from explorl.tasks import get_task
 from explorl.training.grpo.run import grpo_config
-from explorl.training.grpo.stopping import StoppedTokens, configured_stop_strings, cut_at_stops
+from explorl.training.grpo.sampler import why_not_engine
+from explorl.training.grpo.stopping import StoppedTokens, configured_stop_strings, cut_at_stops, take_stop_strings
 from explorl.training.grpo.trainer import ExplorationTrainer
 from explorl.training.run_recorder import PassAtK
 from tests.training.conftest import PROMPTS
@@ -137,7 +138,7 @@ def test_answers_that_were_exchanged_for_others_keep_their_ends(make: Make) -> N
     trainer, rewards, watching = make({"stop": STOPS}, {"dynamic_sampling": True}, max_steps=3)
     rewards.of = lambda text: float("Q" in text)  # which many a group has nowhere
     kept: list[list[int]] = []
-    trainer.listen(lambda step, columns: kept.extend(trainer.rewarded["completion_ids"]))
+    trainer.listen(lambda step, columns: kept.extend(trainer.sampled.rewarded["completion_ids"]))
     trainer.train()
     truncated = [value for batch in watching.seen for value in batch.truncated.tolist()]
     texts = trainer.tokenizer.batch_decode(kept, skip_special_tokens=True)
@@ -160,7 +161,7 @@ def test_settings_serve_a_second_trainer(small_policy: Path, tmp_path: Path) -> 
         )
         assert trainer.stop_strings == tuple(STOPS)
         assert "stop_strings" not in trainer.generation_kwargs
-        assert trainer._engine is not None
+        assert trainer.sampler.engine is not None
 
 
 @pytest.mark.parametrize(
@@ -204,8 +205,8 @@ def test_a_model_that_has_strings_of_its_own(given: Any, engine: str, make: Make
     """They count where none are given, and nothing asks for a tokenizer."""
     trainer, rewards, _ = make(given, {"engine": engine})
     trainer.model.generation_config.stop_strings = ["3", "7"]
-    trainer._init_stop_strings()
-    assert not trainer._why_not_engine()
+    trainer.stop_strings = take_stop_strings(trainer)
+    assert not why_not_engine(trainer)
     trainer.train()
     strings = ["Q"] if given else ["3", "7"]
     assert sum(ends_at(text, strings) for text in rewards.completions) > 0
@@ -264,7 +265,7 @@ def test_rewards_see_the_whole_last_token_with_calls_and_without(tmp_path: Path)
         interpreter="calculator",
     )
     said: list[Any] = []
-    trainer.listen(lambda step, columns: said.extend(trainer.transcripts))
+    trainer.listen(lambda step, columns: said.extend(trainer.sampled.transcripts))
     trainer.train()
     ends = {(bool(one.calls), text[-9:]) for one, text in zip(said, rewards.completions, strict=True) if "</" in text}
     assert (True, "</answer>") in ends
@@ -292,7 +293,7 @@ def test_in_conversations_with_tools(engine: str, make_with_tools: Callable[...,
     )
     trainer.train()
     (batch,) = trainer.strategies[0].seen
-    ids = trainer.rewarded["completion_ids"]
+    ids = trainer.sampled.rewarded["completion_ids"]
     last = [trainer.tokenizer.decode(one[-1:]) for one in ids]
     ended = [text in "jmqQ" or one[-1] in ends_of(trainer) for one, text in zip(ids, last, strict=True)]
     assert batch.truncated.tolist() == [not one for one in ended]

@@ -19,6 +19,7 @@ from explorl.modeling.packed import packed_logps
 from explorl.strategies import Batch, Strategy
 from explorl.training.grpo.sampling_plan import SamplingPlan
 from explorl.training.grpo.trainer import ExplorationTrainer
+from explorl.training.grpo.trl_adapter import has_own_loss
 from tests.training.conftest import PROMPTS
 from tests.training.small_runs import digits
 
@@ -93,7 +94,7 @@ def test_a_loss_that_a_subclass_computes_sees_trls_micro_batches(make_trainer: C
         Mine, max_steps=4, num_iterations=2, gradient_accumulation_steps=4, per_device_train_batch_size=3,
         num_generations=6, learning_rate=1e-2, temperature=1.0,
     )  # fmt: skip
-    assert trainer.has_own_loss
+    assert has_own_loss(trainer)
     assert not make_trainer(ExplorationTrainer).has_own_loss
     trainer.train()
     assert [len(inputs["completion_ids"]) for inputs in seen] == [3] * 16

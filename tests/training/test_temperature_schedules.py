@@ -48,7 +48,7 @@ def test_the_first_pass_sees_what_was_recorded(make_trainer: Callable[..., Any],
     options = {"strategies": [CURVE, Looks()], "packed": packed}
     trainer = make_trainer(ExplorationTrainer, options=options, pad_to_multiple_of=8, temperature=0.9)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    ours = trainer._logps
+    ours = trainer.logprobs.of
 
     def looked(batch: Any, **asked: Any) -> Any:
         found = ours(batch, **asked)
@@ -63,7 +63,7 @@ def test_the_first_pass_sees_what_was_recorded(make_trainer: Callable[..., Any],
             seen.append((found[0].detach()[counted], batch["completion_ids"][counted]))
         return found
 
-    trainer._logps = looked
+    trainer.logprobs.of = looked
     trainer.train()
     assert seen
     batch = trainer.strategies[1].memory["batch"]

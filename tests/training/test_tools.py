@@ -20,6 +20,7 @@ from explorl.training.grpo.batch import ROW_FIELDS, penalties
 from explorl.training.grpo.observers import statistics
 from explorl.training.grpo.shaping import shape
 from explorl.training.grpo.trainer import ExplorationTrainer
+from explorl.training.grpo.trl_adapter import logs_of
 from tests.training.test_every_strategy import SETTINGS, few_answers, logs, weights
 from tests.training.tool_policy import PROMPTS, calculator, make_trainer, save_tool_policy
 
@@ -145,7 +146,7 @@ def with_nonsense(trainer: Any, sampled: dict[tuple[int, ...], torch.Tensor]) ->
 
     sampled: by the tokens of an answer, which of them the engine sampled.
     """
-    recorded, logps = trainer._token_stats, trainer._logps
+    recorded, logps = trainer.logprobs.statistics, trainer.logprobs.of
 
     def output_of(batch: Any) -> torch.Tensor:
         output = torch.zeros_like(batch["completion_mask"], dtype=torch.bool)
@@ -153,8 +154,8 @@ def with_nonsense(trainer: Any, sampled: dict[tuple[int, ...], torch.Tensor]) ->
             output[row, :length] = ~sampled[tuple(ids[:length].tolist())]
         return output
 
-    def spoilt_records(batch: Any) -> Any:
-        found, output = recorded(batch), output_of(batch)
+    def spoilt_records(batch: Any, *sampled_rows: Any, **options: Any) -> Any:
+        found, output = recorded(batch, *sampled_rows, **options), output_of(batch)
         changed = {key: value.masked_fill(output, 40.0) for key, value in found._asdict().items() if value is not None}
         return found._replace(**changed)
 
@@ -164,7 +165,7 @@ def with_nonsense(trainer: Any, sampled: dict[tuple[int, ...], torch.Tensor]) ->
         found = torch.where(output, 3 * found - 2, found)
         return found, None if entropy is None else torch.where(output, 5 * entropy + 1, entropy), aux
 
-    trainer._token_stats, trainer._logps = spoilt_records, spoilt_logps
+    trainer.logprobs.statistics, trainer.logprobs.of = spoilt_records, spoilt_logps
     return trainer
 
 
@@ -272,7 +273,7 @@ def test_an_answer_that_a_program_prints_is_not_an_answer(make: Make) -> None:
     trainer = make(reward=bracketed, options={"correct": ("bracketed", 1.0), "interpreter": printing})
     trainer.train()
     assert "<" in "".join(seen)
-    assert "[12]" in "".join(trainer.logs["completion"])  # what is shown has it
+    assert "[12]" in "".join(logs_of(trainer)["completion"])  # what is shown has it
     assert trainer.state.log_history[0]["reward"] == 0
 
 

@@ -157,8 +157,8 @@ def test_every_sampled_token_has_its_record_and_no_other(make: Make, small_polic
     assert turns.max() >= 3  # some rows went on twice
     assert turns.min() == 1  # and some ended at once
     assert torch.equal(batch.mask.bool(), own)
-    assert trainer._records is not None
-    assert torch.equal(trainer._records.sampled, own)
+    assert trainer.sampled.records is not None
+    assert torch.equal(trainer.sampled.records.sampled, own)
     logits = logits_of(small_policy, output)
     expected = of_tokens(logits, output["completion_ids"])
     probabilities = logits.softmax(-1)
@@ -206,7 +206,7 @@ def test_what_trl_cuts_off_is_cut_off_from_the_records(make: Make, small_policy:
     trainer = make({"strategies": [watching]}, max_completion_length=12)
     trainer.generation_config.max_new_tokens = 30
     output = output_of(trainer)
-    assert trainer._records is not None
+    assert trainer.sampled.records is not None
     own = (output["tool_mask"] * output["completion_mask"]).bool()
     expected = of_tokens(logits_of(small_policy, output), output["completion_ids"])
     torch.testing.assert_close(watching.seen[0].logps, expected * own, rtol=1e-4, atol=1e-5)
@@ -214,19 +214,21 @@ def test_what_trl_cuts_off_is_cut_off_from_the_records(make: Make, small_policy:
 
 @pytest.mark.parametrize("strategies", [[], ["bottom_p"]], ids=["plain", "per-row"])
 def test_a_conversation_that_somebody_changed_is_noticed(make: Make, strategies: list[str]) -> None:
-    class Changed(ExplorationTrainer):
-        def finish_conversations(self, completion_ids: list[list[int]]) -> None:
-            completion_ids[0][0] = 9
-            super().finish_conversations(completion_ids)
+    trainer = make({"strategies": strategies})
+    finish = trainer.sampler.finish_conversations
 
-    trainer = make({"strategies": strategies}, cls=Changed)
+    def changed(sampled: Any, completion_ids: list[list[int]]) -> None:
+        completion_ids[0][0] = 9
+        finish(sampled, completion_ids)
+
+    trainer.sampler.finish_conversations = changed
     if strategies:
         with pytest.raises(RuntimeError, match=r"tokens of a conversation were changed .* how each row was sampled"):
             trainer.train()
     else:
         with pytest.warns(UserWarning, match=r"tokens of a conversation were changed .* computed again"):
             trainer.train()
-        assert trainer._records is None
+        assert trainer.sampled.records is None
 
 
 def test_without_the_engine_trl_samples_every_turn(make: Make, small_policy: Path) -> None:

@@ -20,8 +20,8 @@ import torch
 from explorl.rollout import Rollouts, SamplingParams
 from explorl.rollout.tool_use import generate_with_tools
 from explorl.training.grpo import sampler
-from explorl.training.grpo.fresh import keyed_seed
 from explorl.training.grpo.observers import statistics
+from explorl.training.grpo.solved import keyed_seed
 from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.small_runs import digits
 from tests.training.test_invariance import Gradients

@@ -239,7 +239,7 @@ def direct(trainer: Any, case: Case) -> None:
 
     The half of a generation batch that a process of two has is drawn with a seed of its own.
     """
-    generate, process = trainer._engine.generate, trainer.accelerator.process_index
+    generate, process = trainer.sampler.engine.generate, trainer.accelerator.process_index
 
     def directed(prompt_ids: list[list[int]], n: int, params: SamplingParams) -> Rollouts:
         rollouts: list[Rollout] = []
@@ -248,23 +248,23 @@ def direct(trainer: Any, case: Case) -> None:
             rows = slice(start, start + ROWS)
             own: dict[str, Any] = {name: value[rows] for name, value in lists.items() if len(value) == len(prompt_ids)}
             own["seed"] = SEED + 2 * trainer.state.global_step + process + start // ROWS
-            short = is_short(trainer._prompts[start])
+            short = is_short(trainer.sampled.prompts[start])
             if short:
                 own |= {"max_tokens": case.short, "stop_token_ids": ()}
             found = generate(prompt_ids[rows], n, replace(params, **own)).rollouts
             rollouts += [cut_off(rollout, trainer.eos_token_ids) for rollout in found] if short else found
         return Rollouts(rollouts, prompt_ids, n, 0)
 
-    def directed_branches(engine: Any, prompt_ids: list[list[int]], draw: Any) -> Rollouts:
+    def directed_branches(prompt_ids: list[list[int]], draw: Any) -> Rollouts:
         """The same of answers that branch: each half has trees of its own."""
         if draw.branching is None:
             return directed(prompt_ids, 1, draw.params)
         whole = BranchedRollouts([], prompt_ids, 1, 0)
         for start in range(0, len(prompt_ids), ROWS):
-            ids, short = prompt_ids[start : start + ROWS], is_short(trainer._prompts[start])
+            ids, short = prompt_ids[start : start + ROWS], is_short(trainer.sampled.prompts[start])
             seed = SEED + 2 * trainer.state.global_step + process + start // ROWS
             branching = Branching(base=0, weight=0) if short else draw.branching
-            found = branch_rows(engine, ids, replace(draw.params, seed=seed), branching)
+            found = branch_rows(trainer.sampler.engine, ids, replace(draw.params, seed=seed), branching)
             for one in found:
                 parent = None if one.parent is None else one.parent + start
                 one = cut_off(one, trainer.eos_token_ids, case.short) if short else one
@@ -277,9 +277,9 @@ def direct(trainer: Any, case: Case) -> None:
             trainer.record_metric(name, value)
         return whole
 
-    trainer._engine.generate = directed
+    trainer.sampler.engine.generate = directed
     if any(overrides(strategy, "branching") for strategy in trainer.strategies):
-        trainer._sample_with_engine = directed_branches
+        trainer.sampler.generate = directed_branches
 
 
 def cut_off(rollout: Rollout, ends: Sequence[int], most: int = LENGTH) -> Rollout:
@@ -356,7 +356,7 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
         args=grpo_config(policy / "out", arguments),
     )
     assert trainer.accelerator.num_processes == processes
-    assert (trainer._engine is not None) == case.engine
+    assert (trainer.sampler.engine is not None) == case.engine
     if case.engine:
         direct(trainer, case)
     trainer.train()

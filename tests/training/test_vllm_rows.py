@@ -12,6 +12,7 @@ from explorl import ExplorationTrainer
 from explorl import strategies as xs
 from explorl.rollout.backends.vllm_requests import VllmCompletion
 from explorl.training.grpo import vllm_rows
+from explorl.training.grpo.refusals import check_arguments, check_sampling
 
 
 class Server:
@@ -98,7 +99,7 @@ def trainer(**given: Any) -> SimpleNamespace:
     args = SimpleNamespace(
         vllm_structured_outputs_regex=given.pop("regex", None), generation_kwargs=given.pop("generation_kwargs", None)
     )
-    base = {"tools": [], "environment_factories": None, "sees_images": False, "args": args}
+    base = {"use_vllm": True, "tools": [], "environment_factories": None, "sees_images": False, "args": args}
     numbers = {"temperature": 0.9, "top_p": 0.95, "top_k": -1, "min_p": None, "repetition_penalty": 1.0}
     return SimpleNamespace(**{**base, **numbers, "max_completion_length": 30, "eos_token_ids": [2], **given})
 
@@ -114,7 +115,7 @@ def trainer(**given: Any) -> SimpleNamespace:
 )
 def test_what_vllm_cannot_sample_so_is_refused(given: Any, strategy: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=words[0]) as error:
-        vllm_rows.refuse(trainer(**given), [strategy])
+        check_sampling(trainer(strategies=[strategy], **given), None, {}, None, "")
     assert all(word in str(error.value) for word in words)
 
 
@@ -133,12 +134,12 @@ def test_a_strategy_that_vllm_cannot_serve_is_refused_before_it_is_loaded(
     with pytest.raises(ValueError, match=words) as error:
         ExplorationTrainer("nowhere", len, args, strategies=[xs.EntropyAdvantage(), strategy])
     assert "engine='explorl'" in str(error.value)
-    vllm_rows.refuse_with_vllm(args, [xs.BottomP(0.9), xs.EntropyAdvantage()])
+    check_arguments(args, [xs.BottomP(0.9), xs.EntropyAdvantage()], None)
 
 
 def test_options_are_what_trl_would_sample_with() -> None:
     own = {"temperature": 1.1, "stop": ["</a>"], "stop_token_ids": [7], "min_p": None}
-    vllm_rows.refuse(trainer(generation_kwargs=own), [xs.BottomP(0.9)])
+    check_sampling(trainer(generation_kwargs=own, strategies=[xs.BottomP(0.9)]), None, {}, None, "")
     assert vllm_rows.trl_sampling_options(trainer(generation_kwargs=own)) == {
         "temperature": 1.1, "top_p": 0.95, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 30,
         "stop_token_ids": [2, 7], "stop": ["</a>"],

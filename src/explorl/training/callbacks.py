@@ -19,7 +19,7 @@ from explorl.core.config import Config, changed_keys
 from explorl.core.errors import ExplorlError
 from explorl.core.store import RunStore, StoreError, atomic_folder, checkpoint_step, digest_of
 from explorl.core.terminal import Pace, ProgressLines, duration, literal
-from explorl.training.grpo.checkpoint import find_fault, restoring
+from explorl.training.checkpoint_faults import find_fault, restoring
 from explorl.training.sharding import fsdp_version, gathered_weights
 
 

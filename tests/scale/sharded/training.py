@@ -24,6 +24,7 @@ from explorl.models import load_policy
 from explorl.rollout import Rollouts, SamplingParams
 from explorl.training.grpo.batch import padded_to
 from explorl.training.grpo.trainer import ExplorationTrainer
+from explorl.training.grpo.trl_adapter import whole_weights
 from explorl.training.sharding import accessible_parameters
 
 SHAPED = [{"ppl_shaping": {"alpha": 0.2}}, {"forking_tokens": {"fraction": 0.5}}, {"clip_cov": {"fraction": 0.1}}]
@@ -143,7 +144,7 @@ def seed_of(trainer: Any) -> int:
 
 
 def with_fixed_seeds(trainer: Any) -> None:
-    if trainer._engine is None:
+    if trainer.sampler.engine is None:
         generated = trainer._generate
 
         def seeded(prompts: list[Any]) -> Any:
@@ -152,12 +153,12 @@ def with_fixed_seeds(trainer: Any) -> None:
 
         trainer._generate = seeded
         return
-    generate = trainer._engine.generate
+    generate = trainer.sampler.engine.generate
 
     def drawn(prompt_ids: list[list[int]], n: int, params: SamplingParams) -> Rollouts:
         return generate(prompt_ids, n, replace(params, seed=seed_of(trainer)))
 
-    trainer._engine.generate = drawn
+    trainer.sampler.engine.generate = drawn
 
 
 def with_drift(trainer: Any, drift: list[float]) -> None:
@@ -166,8 +167,8 @@ def with_drift(trainer: Any, drift: list[float]) -> None:
 
     def compared(inputs: Any) -> Any:
         output = scored(inputs)
-        if trainer._records is not None:
-            with torch.no_grad(), trainer.whole_weights():
+        if trainer.sampled.records is not None:
+            with torch.no_grad(), whole_weights(trainer):
                 own = trainer.padded_log_probabilities(
                     trainer.model,
                     torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
@@ -175,7 +176,7 @@ def with_drift(trainer: Any, drift: list[float]) -> None:
                     output["completion_ids"].size(1),
                     rows=len(output["completion_ids"]),
                 )[0]
-            off = (own - padded_to(trainer._records.logps, own.size(1))) * output["completion_mask"]
+            off = (own - padded_to(trainer.sampled.records.logps, own.size(1))) * output["completion_mask"]
             drift.append(float(off.abs().max()))
         return output
 
@@ -205,7 +206,7 @@ def train(policy: Path, folder: Path, backend: str, name: str) -> Outcome:
         resumed = str(folder / f"{backend}-kept" / "checkpoint-2") if name == "resumed" else None
         trainer.train(resume_from_checkpoint=resumed)
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
-    model, reference = trainer._models()
+    model, reference = trainer.reference.models()
     return Outcome(
         losses=[entry["loss"] for entry in logged],
         entropies=[entry["entropy"] for entry in logged],
@@ -213,8 +214,8 @@ def train(policy: Path, folder: Path, backend: str, name: str) -> Outcome:
         weights=sums(model),
         reference=sums(reference),
         drift=drift,
-        sampled_by_engine=trainer._engine is not None,
-        packed=trainer._packed is not False,
+        sampled_by_engine=trainer.sampler.engine is not None,
+        packed=trainer.logprobs.packed is not False,
         said=[str(one.message) for one in said if issubclass(one.category, UserWarning)],
     )
 

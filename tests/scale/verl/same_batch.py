@@ -18,6 +18,8 @@ from trl import GRPOConfig
 from explorl import ExplorationTrainer
 from explorl.models.tiny import tiny_checkpoint
 from explorl.training.grpo.batch import TokenStats
+from explorl.training.grpo.rewards import group_advantages
+from explorl.training.grpo.sampled_rows import SampledRows
 
 GENERATIONS = 4
 
@@ -40,7 +42,7 @@ def differences(trainer: ExplorationTrainer, kept: dict[str, Any]) -> dict[str, 
     """Of TRL's advantages, and of everything that the strategies say, between the two trainers."""
     seen, said, columns = kept["batch"], kept["shaped"], kept["columns"]
     rewards = seen["rewards"]
-    base = trainer.normalised(rewards)
+    base = group_advantages(rewards, trainer.num_generations, trainer.scale_rewards)
     lengths = columns["lengths"]
     output = {
         "completion_ids": columns["responses"],
@@ -49,13 +51,11 @@ def differences(trainer: ExplorationTrainer, kept: dict[str, Any]) -> dict[str, 
         "old_per_token_logps": seen["old_logps"],
         "ref_per_token_logps": seen["ref_logps"],
     }
-    trainer.reward_parts = seen["correctness"].unsqueeze(1)
-    trainer._prompts = list(seen["prompts"])
-    trainer.stopped = [False] * len(trainer._prompts)
-    trainer._sampling_temperature = seen["temperature"]
+    sampled = SampledRows(list(seen["prompts"]), sampling_temperature=seen["temperature"])
+    sampled.reward_parts, sampled.stopped = seen["correctness"].unsqueeze(1), [False] * len(sampled.prompts)
     trainer.state.global_step = seen["step"]
     recorded = TokenStats(seen["logps"], seen["entropy"], None, seen["sampling_logps"])
-    trainer._shape(output, recorded, rewards)
+    trainer.shape_batch(output, sampled, recorded, rewards)
     pairs = {
         "base": (base.unsqueeze(1) * seen["mask"], seen["advantages"]),
         "advantages": (output["advantages"], said["advantages"]),

@@ -17,6 +17,7 @@ from explorl.models import NAMED, resolve_model
 from explorl.strategies import Strategy
 from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
+from explorl.training.grpo.logged_columns import prompt_text
 
 _LOSS = ("select", "weights", "clip", "keep", "penalty")
 _SAMPLING = ("sampling", "branching")
@@ -133,6 +134,34 @@ def first_rows(dataset: Any, args: Any) -> dict[str, Mapping[str, Any]]:
             "step would be trained; give more prompts, or lower gradient_accumulation_steps"
         )
     return {"train_dataset": dataset[0]}
+
+
+def ordered(dataset: Any, strategies: Sequence[Strategy]) -> Any:
+    """Return the data set with the prompts that the strategies select, in their order."""
+    for strategy in strategies:
+        if not overrides(strategy, "order"):
+            continue
+        if not hasattr(dataset, "select"):
+            raise ValueError(
+                f"{strategy.name} orders the prompts, but {type(dataset).__name__} is a stream, which would have "
+                "to be read to its end; use a datasets.Dataset"
+            )
+        transformed = "prompt" not in dataset.column_names  # a transform makes it when a row is read
+        prompts = (row["prompt"] for row in dataset) if transformed else dataset["prompt"]
+        order = strategy.order([prompt_text(prompt) for prompt in prompts])
+        if order is not None:
+            dataset = dataset.select(_checked_order(strategy, [int(index) for index in order], len(dataset)))
+    return dataset
+
+
+def _checked_order(strategy: Strategy, order: list[int], rows: int) -> list[int]:
+    invalid = [index for index in order if not 0 <= index < rows]
+    if invalid or not order:
+        problem = f"index {invalid[0]}" if invalid else "no prompts"
+        raise ValueError(
+            f"{name_of(strategy)}.order returns {problem}; return one or more indices from 0 to {rows - 1}"
+        )
+    return order
 
 
 def check_prompts(rows: Sequence[Mapping[str, Any]], where: str) -> None:

@@ -4,20 +4,13 @@
     STEPS_ASIDE  works as in TRL, and while it is set TRL's own code replaces some of ours
     IRRELEVANT   has no effect, with the reason
 
-A test compares these lists with TRL's own fields, so a field that a new release adds is noticed. `refuse` raises for
-unsupported values; docs/trl.md is generated from this module.
+A test compares these lists with TRL's own fields, so a field that a new release adds is noticed. Unsupported values are
+refused in `explorl.training.grpo.refusals`; docs/trl.md is generated from this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from explorl.strategies import Strategy
-from explorl.strategies._lib.validate import name_of
-from explorl.strategies.base import overrides
-from explorl.training.grpo.loss import LOSSES
-from explorl.training.grpo.stopping import configured_stop_strings
+from collections.abc import Mapping
 
 ARGUMENTS: Mapping[str, str] = {
     "model": "honoured; may also be one of our model names, such as smollm2-135m",
@@ -281,38 +274,3 @@ REFUSED: Mapping[str, str] = {
     ),
 }
 """What is refused at construction; no option of TRL is refused by itself."""
-
-
-def refuse_strategies(args: Any, strategies: Sequence[Strategy]) -> None:
-    """Raise for strategies that cannot work with these arguments."""
-    shares = {
-        name_of(strategy): strategy.needs_min_p_mass for strategy in strategies if strategy.needs_min_p_mass is not None
-    }
-    if len(set(shares.values())) > 1:
-        raise ValueError(
-            f"strategies need the mass above different shares of the most likely token: {shares}; use one share"
-        )
-    for strategy in strategies:
-        strategy.check(num_generations=args.num_generations)
-        strategy.check_length(max_completion_length=args.max_completion_length)
-        if overrides(strategy, "rewards") and args.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"{name_of(strategy)} changes the total reward, and multi_objective_aggregation="
-                f"{args.multi_objective_aggregation!r} normalises each reward separately, before there is a total; use "
-                f"'sum_then_normalize', or remove {name_of(strategy)}"
-            )
-
-
-def refuse(args: Any) -> None:
-    """Raise for values of TRL's options that are not supported, before anything is loaded."""
-    if args.loss_type not in LOSSES:
-        raise ValueError(f"loss_type is {args.loss_type!r}; use one of {', '.join(LOSSES)}")
-    configured_stop_strings(args.generation_kwargs)
-    kwargs = args.generation_kwargs or {}
-    temperature = None if args.use_vllm or kwargs.get("do_sample") is False else kwargs.get("temperature")
-    for name, value in (("temperature", args.temperature), ("generation_kwargs['temperature']", temperature)):
-        if value is not None and not value > 0:
-            raise ValueError(
-                f"{name} is {value}; use one above 0, such as 1.0: all greedy completions of a prompt are equal, so "
-                "a group of them has no advantage"
-            )

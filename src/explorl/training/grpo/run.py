@@ -31,6 +31,7 @@ from explorl.training.callbacks import (
 from explorl.training.grpo.inspection_schedule import Lens, build_observers
 from explorl.training.grpo.observers import statistics
 from explorl.training.grpo.trainer import ExplorationTrainer
+from explorl.training.grpo.trl_adapter import is_sharded
 from explorl.training.run_setup import (
     accumulation_steps,
     check_holdout,
@@ -251,7 +252,7 @@ class _Evaluation:
     def __call__(self, step: int) -> None:
         """Evaluate on the main process; called on every process, which all have to gather the weights."""
         trainer, accelerator = self.trainer, self.trainer.accelerator
-        if trainer.sharded and (why := why_not_gathered(trainer.model, accelerator)):
+        if is_sharded(trainer) and (why := why_not_gathered(trainer.model, accelerator)):
             trainer.warn_once(f"the policy is not evaluated during training: {why}")
             return
         with gathered_weights(trainer.model_wrapped, accelerator):

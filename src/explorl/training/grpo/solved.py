@@ -10,6 +10,7 @@ the prompt alone, so every process and a resumed run agree.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from explorl.core.store import read_json
-from explorl.training.grpo.fresh import keyed_uniform
 
 STATE = "skip_solved.json"
 
@@ -85,6 +85,17 @@ class SolveStreaks:
         """Read the streaks; a checkpoint from before the option was switched on has none."""
         if (folder / STATE).exists():
             self._streaks = read_json(folder / STATE, dict)
+
+
+def keyed_seed(*parts: object) -> int:
+    """Return a seed that depends on these values alone."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1  # torch needs a seed below 2^63
+
+
+def keyed_uniform(*parts: object) -> float:
+    """Return a number from 0 to 1 that depends on these values alone."""
+    return keyed_seed(*parts) / 2**63
 
 
 def solve_rates(correctness: Float[Tensor, " rows"], threshold: float, generations: int) -> Float[Tensor, " groups"]:

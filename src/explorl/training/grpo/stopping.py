@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
+from transformers import GenerationConfig
 
+from explorl.modeling.proof import inner_model
 from explorl.rollout.sampling.constraints import freeze_texts, is_per_request
 from explorl.rollout.stops import StopStrings
 
@@ -92,6 +94,22 @@ def without_model_stops(model: Any) -> Iterator[None]:
         yield
     finally:
         config.stop_strings = strings
+
+
+def take_stop_strings(trainer: Any) -> tuple[str, ...]:
+    """Return a trainer's stop strings, and remove them from the options of `generate`, which TRL calls without a
+    tokenizer."""
+    strings = stop_strings_of(trainer.args.generation_kwargs, inner_model(trainer.model))
+    remaining = without_stop_keys(trainer.generation_kwargs)
+    if not trainer.use_vllm and remaining != trainer.generation_kwargs:
+        trainer.generation_kwargs = remaining
+        trainer.generation_config = GenerationConfig(**remaining, disable_compile=True)
+    return strings
+
+
+def end_token(trainer: Any) -> int:
+    """Return an end-of-sequence token."""
+    return int([*trainer.eos_token_ids, trainer.tokenizer.pad_token_id][0])
 
 
 def without_stop_keys(generation_kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,15 +12,19 @@ micro-batches for the loss:
 (k3·r instead of k3 with `GRPOConfig.use_bias_correction_kl`, TRL's default; the other loss types are in
 `explorl.training.grpo.loss`.) With `strategies=[]` loss and gradients equal those of `GRPOTrainer`.
 
-The trainer is a chain of subclasses: `trl_adapter` (TRL's interface), `sampler`, `logprobs`, `objective`, `inspection`
-(what is reported of a step), `refilling` (which prompts are used), and this one, which ties them together.
+The trainer owns the objects that do the work, and passes values between them (docs/how-a-step-works.md):
+
+    prompts      which prompts are used: dynamic sampling, skip_solved
+    sampler      how rows are sampled: engine, generate, vLLM
+    logprobs     log-probabilities and token statistics: packed, padded or unrolled pass
+    inspector    what is reported of a batch to listeners and observers
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,34 +37,34 @@ from trl import GRPOConfig
 from explorl.rollout.backends.vllm import keep_weights_in_place
 from explorl.rollout.tool_use import ToolUse
 from explorl.strategies import ReferenceReset, StepState, Strategy, build_all, warn_inert
-from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import act_on_parts, overrides
-from explorl.training.grpo import checkpoint, construction, options
+from explorl.training.grpo import checkpoint, construction, refusals
 from explorl.training.grpo.activity import Activity
-from explorl.training.grpo.answers import AnswerFunction, answers_of, check_answers
-from explorl.training.grpo.batch import TokenStats, engine_token_stats, forward_token_stats, generation_batch, put_back
+from explorl.training.grpo.batch import TokenStats, generation_batch, put_back
 from explorl.training.grpo.correct import Correct
 from explorl.training.grpo.correct import Spec as CorrectSpec
 from explorl.training.grpo.dynamic import DynamicSampling, as_option
-from explorl.training.grpo.inspection import RolloutListener
+from explorl.training.grpo.inspection import InspectionCallback, Inspector, RolloutListener
 from explorl.training.grpo.inspection_schedule import Lens, ObserverLike, build_observers
-from explorl.training.grpo.logged_columns import prompt_text
+from explorl.training.grpo.logprobs import LogProbs
 from explorl.training.grpo.micro_batches import make_micro_batches
-from explorl.training.grpo.reference import adapter_weights, load_reference, reference_weights
-from explorl.training.grpo.refilling import RefillingTrainer, refuse
-from explorl.training.grpo.rewards import check_totals
+from explorl.training.grpo.objective import LossMetrics, accumulation, grpo_loss
+from explorl.training.grpo.prompts import PromptSource
+from explorl.training.grpo.reference import Reference
+from explorl.training.grpo.rewards import AnswerFunction, answers_of, check_totals, group_advantages
+from explorl.training.grpo.sampled_rows import SampledRows
+from explorl.training.grpo.sampler import RolloutSampler
 from explorl.training.grpo.shaping import shape
 from explorl.training.grpo.solved import SkipSolved
-from explorl.training.grpo.tool_transcripts import ToolLike, check_tool_conflicts, tool_call_metrics
-from explorl.training.grpo.trl_adapter import IMAGES
-from explorl.training.grpo.vllm_rows import refuse_with_vllm
-from explorl.training.sharding import accessible_parameters, clear_moments, fsdp_version, ignored_sharding, zero_stage
+from explorl.training.grpo.stopping import take_stop_strings
+from explorl.training.grpo.tool_transcripts import ToolLike, tool_call_metrics
+from explorl.training.grpo.trl_adapter import IMAGES, GRPOAdapter, has_own_loss, split_like_trl, without_gradient
+from explorl.training.sharding import clear_moments, ignored_sharding
 
 StrategyLike = Strategy | str | Mapping[str, Any]
-ENGINES = ("explorl", "generate", "vllm")
 
 
-class ExplorationTrainer(RefillingTrainer):
+class ExplorationTrainer(GRPOAdapter):
     """`trl.GRPOTrainer` with a list of exploration strategies.
 
     Args:
@@ -96,6 +100,8 @@ class ExplorationTrainer(RefillingTrainer):
     All other arguments are those of `GRPOTrainer`; docs/trl.md lists how each of TRL's options is treated.
     """
 
+    sampler: RolloutSampler
+    logprobs: LogProbs
     _tag_names = ["explorl", "trl", "grpo"]  # noqa: RUF012 (TRL's own attribute)
 
     def __init__(
@@ -120,10 +126,7 @@ class ExplorationTrainer(RefillingTrainer):
         skip_solved: SkipSolved | Mapping[str, Any] | bool | None = None,
         **trl: Any,
     ) -> None:
-        if engine not in (None, *ENGINES):
-            raise ValueError(
-                f"engine is {engine!r}; use {', '.join(map(repr, ENGINES))}, or None for an automatic choice"
-            )
+        refusals.check_engine_name(engine)
         self.strategies: list[Strategy] = build_all(strategies)
         built_observers = build_observers(observers)
         dynamic = as_option(DynamicSampling, dynamic_sampling, "dynamic_sampling")
@@ -131,81 +134,52 @@ class ExplorationTrainer(RefillingTrainer):
         self._warned: set[str] = set()
         trl = construction.named_arguments(more, trl)
         construction.check_class(type(self), ExplorationTrainer, self.strategies)
-        self._interpreter = None if interpreter is None else ToolUse.of(interpreter, "interpreter")
-        check_tool_conflicts(self._interpreter, trl)
+        tool = None if interpreter is None else ToolUse.of(interpreter, "interpreter")
+        refusals.check_interpreter_alone(tool, trl)
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = GRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
         for strategy in self.strategies:
             for key, value in strategy.arguments().items():
                 setattr(args, key, value)
-        options.refuse(args)
-        options.refuse_strategies(args, self.strategies)
-        check_answers(self.strategies, answers)
-        self._answer_function = answers
-        if engine == "vllm":
-            args.use_vllm = True
-        if args.use_vllm:
-            refuse_with_vllm(args, self.strategies)
-            if args.vllm_mode == "colocate":
-                keep_weights_in_place()
-        rows: dict[str, Mapping[str, Any]] = {}
+        args.use_vllm = args.use_vllm or engine == "vllm"
+        refusals.check_arguments(args, self.strategies, answers)
+        if args.use_vllm and args.vllm_mode == "colocate":
+            keep_weights_in_place()
+        rows = {}
         if not trl.get("environment_factory"):
             rows = construction.first_rows(train_dataset, args)
             rows |= construction.first_evaluation_rows(trl.get("eval_dataset"))
         if train_dataset is not None:
-            train_dataset = self._ordered(train_dataset)
-        refuse(dynamic, skip, args=args, dataset=train_dataset, arguments=trl)
+            train_dataset = construction.ordered(train_dataset, self.strategies)
+        refusals.check_prompt_source(dynamic, skip, args=args, dataset=train_dataset, arguments=trl)
         path = construction.model_path(model)
         super().__init__(path, reward_funcs, args=args, train_dataset=train_dataset, **trl)
         if self.rollout_func is None:
             for where, row in rows.items():
                 construction.check_chat_template(row, where, self.processing_class)
-        self._init_stop_strings()
+        self.stop_strings = take_stop_strings(self)
 
         self.correct = Correct.of(correct, self.reward_func_names)
-        self._engine = self._engine_for(engine, engine_options or {})
-        self._packed = False if self._requires_padding() else packed
-        self._init_inspection(lens or Lens(), built_observers, token_records)
-        self._init_refilling(dynamic, skip)
+        self.answers = answers
+        self.sampled = SampledRows()
+        self.sampler = RolloutSampler(self, engine, engine_options or {}, tool)
+        self.logprobs = LogProbs(self, packed)
+        self.inspector = Inspector(self, lens or Lens(), built_observers, token_records)
+        self.prompts = PromptSource(self, dynamic, skip)
+        self.reference = Reference(self)
+        self.loss_metrics = LossMetrics(self)
+        self.activity = Activity(self)
+        self.mean_reward = math.nan
+        """Mean reward of the latest generation batch."""
         if on_rollouts is not None:
             self.listen(on_rollouts)
-        self._clear_rollout()
-        self._mean_reward = math.nan
-        self._reference_moved = bool(args.sync_ref_model)
         self._warn_of_inert_settings()
-        self._check_sharding()
+        refusals.check_reference(self)
+        self.add_callback(InspectionCallback(self))
         if any(overrides(strategy, "after_step") for strategy in self.strategies):
             self.add_callback(_AfterStep(self))
-        self.activity = Activity(self)
         self.add_callback(self.activity)
-
-    def _ordered(self, dataset: Any) -> Any:
-        """Return the data set with the prompts that the strategies select, in their order."""
-        for strategy in self.strategies:
-            if not overrides(strategy, "order"):
-                continue
-            if not hasattr(dataset, "select"):
-                raise ValueError(
-                    f"{strategy.name} orders the prompts, but {type(dataset).__name__} is a stream, which would have "
-                    "to be read to its end; use a datasets.Dataset"
-                )
-            transformed = "prompt" not in dataset.column_names  # a transform makes it when a row is read
-            prompts = (row["prompt"] for row in dataset) if transformed else dataset["prompt"]
-            order = strategy.order([prompt_text(prompt) for prompt in prompts])
-            if order is not None:
-                dataset = dataset.select(self._checked_order(strategy, [int(index) for index in order], len(dataset)))
-        return dataset
-
-    @staticmethod
-    def _checked_order(strategy: Strategy, order: list[int], rows: int) -> list[int]:
-        invalid = [index for index in order if not 0 <= index < rows]
-        if invalid or not order:
-            problem = f"index {invalid[0]}" if invalid else "no prompts"
-            raise ValueError(
-                f"{name_of(strategy)}.order returns {problem}; return one or more indices from 0 to {rows - 1}"
-            )
-        return order
 
     def _warn_of_inert_settings(self) -> None:
         args = self.args
@@ -219,130 +193,104 @@ class ExplorationTrainer(RefillingTrainer):
                 )
             if overrides(strategy, "clip") and self.loss_type in ("sapo", "vespo"):
                 self.warn_once(f"the clip of {strategy.name} has no effect: loss_type={self.loss_type!r} clips nothing")
-        needed = self.skip_solved is not None or (self.dynamic_sampling and self.dynamic_sampling.by == "correct")
+        dynamic = self.prompts.dynamic_sampling
+        needed = self.prompts.skip_solved is not None or (dynamic is not None and dynamic.by == "correct")
         if self.correct.guessed and (needed or any(strategy.needs_correct for strategy in self.strategies)):
             self.warn_once(self.correct.guess)
-
-    def _check_sharding(self) -> None:
-        if ignored := ignored_sharding(self.args, self.accelerator):
+        if ignored := ignored_sharding(args, self.accelerator):
             self.warn_once(
                 f"{ignored} is configured, but accelerate ignores it on a {self.accelerator.device.type} device: "
                 "every process holds all weights, gradients and optimizer states"
             )
-        zero3 = zero_stage(self.accelerator) == 3
-        sharding = "FSDP" if fsdp_version(self.accelerator) else "ZeRO-3" if zero3 and self.ref_model is None else ""
-        for strategy in self.strategies:
-            if isinstance(strategy, ReferenceReset) and self.beta != 0.0 and sharding:
-                raise ValueError(
-                    f"{name_of(strategy)} changes the reference, which is not possible if {sharding} shards "
-                    f"{'it' if sharding == 'FSDP' else 'the model that it is an adapter of'}; use ZeRO-2, or beta=0"
-                )
 
-    # ---------------------------------------------------------------- token statistics, shaping
+    def listen(self, listener: RolloutListener, token_records: int = 0, after: RolloutListener | None = None) -> None:
+        """Add a listener like ``on_rollouts``, with token records of at least ``token_records`` prompts.
 
-    def scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return a generation batch: sampled, rewarded, and shaped by the strategies."""
+        Args:
+            listener: Called with each generation batch before its first update.
+            token_records: Number of prompts whose token records are among the columns.
+            after: Called after the last update on a batch with inspected completions, with the same columns and
+                ``logp_after``; switches inspection on.
+        """
+        self.inspector.listen(listener, token_records, after)
+
+    # ---------------------------------------------------------------- a generation batch
+
+    def scored(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return a generation batch of these rows: sampled, rewarded, and shaped by the strategies."""
         if self.environment_factories is None:
-            construction.check_prompts(inputs, "a generation batch")
-        if self.mode == "train":
-            inputs = self.refill(inputs)
-        self._clear_rollout()
-        self._prompts = [row.get("prompt", "") for row in inputs]
-        if self.needs_old_logps and self.old_is_first_pass:
-            self._old_logps = torch.zeros(len(inputs), 0, device=self.accelerator.device)  # TRL need not compute them
-        output = super().scored(inputs)
-        self._old_logps = None
-        self._log_tool_calls()
+            construction.check_prompts(rows, "a generation batch")
         if self.mode == "eval":
-            return output
-        if self.needs_old_logps and self.old_is_first_pass:
-            del output["old_per_token_logps"]
-        output["made_at"] = torch.tensor(self.current_step)
-        if self._row_temperature is not None:
-            output["row_temperature"] = self._row_temperature
-        rewards = self._rewards()
-        self._mean_reward = rewards.nanmean().item()
-        advantage = output["advantages"]
-        stats: TokenStats | None = None
-        if self.strategies:
-            stats = self._token_stats(output)
-            self._shape(output, stats, rewards)
-        elif self._records is not None:
-            stats = engine_token_stats(self._records, output["completion_ids"].size(1))
-        self._inspect_batch(output, stats, advantage, rewards)
+            return self._scored_by_trl(rows)[0]
+        rows, sampled, keys = self.prompts.next(rows)
+        output, sampled = self._scored_by_trl(rows, sampled)
+        self.prompts.record_visits(keys, sampled.reward_parts)
+        rewards, advantages = self.total_rewards(sampled.reward_parts), output["advantages"]
+        stats = self.logprobs.statistics(output, sampled, required=bool(self.strategies))
+        if self.strategies and stats is not None:
+            self.shape_batch(output, sampled, stats, rewards)
+        self.inspector.see(output, sampled, stats, advantages, rewards)
         self.activity.batch(rewards)
+        self.mean_reward = rewards.nanmean().item()
         return output
 
-    def _log_tool_calls(self) -> None:
-        if self.transcripts is not None:
-            for name, value in tool_call_metrics(gather_object(self.transcripts)).items():
+    def _scored_by_trl(
+        self, rows: list[dict[str, Any]], sampled: SampledRows | None = None
+    ) -> tuple[dict[str, Any], SampledRows]:
+        """Return TRL's generation batch with what the loss needs besides, and how its rows were sampled."""
+        output, sampled = self.score(rows, sampled), self.sampled
+        if sampled.transcripts is not None:
+            for name, value in tool_call_metrics(gather_object(sampled.transcripts)).items():
                 self.record_metric(name, value)
+        if self.mode == "eval":
+            return output, sampled
+        if self.logprobs.old_is_first_pass:
+            del output["old_per_token_logps"]
+        output["made_at"] = torch.tensor(self.state.global_step)
+        if sampled.training_temperature is not None:
+            output["row_temperature"] = sampled.training_temperature
+        return output, sampled
 
-    def _rewards(self) -> Tensor:
-        """Return the weighted sums of the reward parts of all processes; NaN if no reward function scored the row."""
-        assert self.reward_parts is not None
-        return check_totals(self._totals(self.reward_parts), self.reward_weights.tolist())
+    def total_rewards(self, parts: Tensor) -> Tensor:
+        """Return the weighted sum of the reward parts of each row; NaN if no reward function scored it."""
+        rewards = (parts * self.reward_weights.to(parts.device)).nansum(dim=1)
+        rewards = torch.where(parts.isnan().all(dim=1), torch.nan, rewards)
+        return check_totals(rewards, self.reward_weights.tolist())
 
-    def _shape(self, output: dict[str, Any], stats: TokenStats, rewards: Tensor) -> None:
-        """Apply the strategies to the generation batch."""
-        assert self.reward_parts is not None
+    def shape_batch(self, output: dict[str, Any], sampled: SampledRows, stats: TokenStats, rewards: Tensor) -> None:
+        """Apply the strategies to TRL's generation batch: to the batch of all processes, or to this one's part."""
+        answers = None
+        if self.answers is not None and any(strategy.needs_answers for strategy in self.strategies):
+            answers = answers_of(self.answers, {**sampled.rewarded, "trainer_state": self.state})
         batch = generation_batch(
             self.accelerator,
             stats,
             output,
-            prompts=self._prompts,
-            parts=self.reward_parts,
+            prompts=sampled.prompts,
+            parts=sampled.reward_parts,
             rewards=rewards,
             correct=self.correct,
             ends=[*self.eos_token_ids, self.tokenizer.pad_token_id],
-            stopped=self.stopped,
+            stopped=sampled.stopped,
             generations=self.num_generations,
             temperature=self.temperature,
-            row_temperature=self._sampling_temperature,
-            step=self.current_step,
-            answers=self._answers(),
+            row_temperature=sampled.sampling_temperature,
+            step=self.state.global_step,
+            answers=answers,
             max_length=self.max_completion_length,
             gathered=self.accelerator.num_processes == 1 or not act_on_parts(self.strategies),
         )
-        shaped = shape(self.strategies, batch, self.normalised)
+        advantages = partial(group_advantages, generations=self.num_generations, scale=self.scale_rewards)
+        shaped = shape(self.strategies, batch, advantages)
         put_back(shaped, output, batch, process=self.accelerator.process_index, penalties=self.has_penalties)
         for name, value in shaped.metrics.items():
             self.record_metric(name, value)
         self.activity.shaped(shaped.metrics)
 
-    def _answers(self) -> list[str | None] | None:
-        """Return the answers of this process's completions; None if no strategy needs them."""
-        if self._answer_function is None or not any(strategy.needs_answers for strategy in self.strategies):
-            return None
-        return answers_of(self._answer_function, {**self.rewarded, "trainer_state": self.state})
-
-    def _token_stats(self, output: Mapping[str, Any]) -> TokenStats:
-        """Return the token statistics of this process: recorded by the engine, or from a pass over the batch."""
-        length = output["completion_ids"].size(1)
-        if self._records is not None:
-            stats = engine_token_stats(self._records, length)
-            if self._row_temperature is self._sampling_temperature:
-                return stats
-            logps = output.get("old_per_token_logps")
-            if logps is None:  # the temperature of the loss differs from that of sampling
-                with self.without_gradient():
-                    logps, _, _ = self._logps(output, temperature=self._row_temperature)
-            return stats._replace(logps=logps)
-        if any(name in output for name in IMAGES):
-            with self.without_gradient():
-                logps, entropy, _ = self._logps(output, compute_entropy=True)
-            assert entropy is not None
-            return TokenStats(logps, entropy, None, None)
-        rows = self.args.per_device_train_batch_size
-        # ZeRO-3 does not survive passes of two kinds between its steps.
-        with self.without_gradient(), self.whole_weights() if self.sharded else nullcontext():
-            return forward_token_stats(
-                self.model,
-                output,
-                temperature=self.temperature,
-                rows=rows,
-                autocast=self.accelerator.autocast,
-            )
+    @property
+    def has_penalties(self) -> bool:
+        """True if a strategy adds a term to the loss."""
+        return any(overrides(strategy, "penalty") for strategy in self.strategies)
 
     # ---------------------------------------------------------------- micro-batches
 
@@ -355,23 +303,23 @@ class ExplorationTrainer(RefillingTrainer):
         parts, window = self.args.steps_per_generation, self.args.gradient_accumulation_steps
         uneven = parts % window != 0 and window % parts != 0
         depends = self.loss_type == "bnpo" or self.has_entropy_bonus or self.top_entropy_quantile < 1.0
-        depends = depends or self.has_own_loss
-        if depends or uneven or self.aux_loss_enabled or any(name in batch for name in IMAGES):
-            return super().micro_batches(batch)
+        depends = depends or self.aux_loss_enabled or has_own_loss(self)
+        if depends or uneven or any(name in batch for name in IMAGES):
+            return split_like_trl(batch, parts)
         windows = max(parts // window, 1)
         needed = self._needed(batch).cpu()
         if needed.sum() < parts:  # every micro-batch needs a row, on every process
             needed.fill_(True)
         # A callback may have lowered the micro-batch size since the batch was planned.
         max_rows = max(self.args.per_device_train_batch_size, -(-len(needed) // parts))
-        entropy = None if self._records is None else self._records.entropy
+        entropy = None if self.sampled.records is None else self.sampled.records.entropy
         micro_batches = make_micro_batches(
             batch, windows=windows, parts=parts // windows, needed=needed, max_rows=max_rows, entropy=entropy
         )
         if windows > 1 and self.has_penalties:
             for part in micro_batches[window:]:  # used after the policy has changed: by the pass of the loss
-                with self.without_gradient():
-                    part["old_per_token_logps"], _, _ = self._logps(
+                with without_gradient(self):
+                    part["old_per_token_logps"], _, _ = self.logprobs.of(
                         part, rows=len(part["completion_ids"]), temperature=part.get("row_temperature")
                     )
         return micro_batches
@@ -381,9 +329,9 @@ class ExplorationTrainer(RefillingTrainer):
 
         The metrics of the other rows come from the engine's records, if those are of this policy at temperature 1.
         """
-        advantages = batch["advantages"]
+        advantages, sampled = batch["advantages"], self.sampled
         reused = self.num_iterations > 1 or self.args.steps_per_generation > self.args.gradient_accumulation_steps
-        recorded = self._records is not None and self.temperature == 1.0 and self._row_temperature is None
+        recorded = sampled.records is not None and self.temperature == 1.0 and sampled.training_temperature is None
         weighs = self.loss_type == "vespo"  # logs a weight of every row
         if reused or not recorded or self.beta != 0.0 or self.has_penalties or weighs:
             return torch.ones(len(advantages), dtype=torch.bool, device=advantages.device)
@@ -391,82 +339,38 @@ class ExplorationTrainer(RefillingTrainer):
             return advantages != 0
         return (advantages * batch["loss_mask"]).abs().sum(1) > 0
 
-    # ---------------------------------------------------------------- after a step
+    # ---------------------------------------------------------------- loss
 
-    def reset_reference(self) -> None:
-        """Set the reference to the current policy, unless β = 0."""
-        if self.beta == 0.0:
-            return
-        model, reference = self._models()
-        with accessible_parameters(model), accessible_parameters(*self._reference_models(), change=True):
-            load_reference(model, reference, model.state_dict() if reference is not None else adapter_weights(model))
-        self._reference_moved = True
+    def loss(self, model: Any, batch: dict[str, Any]) -> Tensor:
+        """Return the loss of a micro-batch."""
+        options = {"compute_aux_loss": True} if self.aux_loss_enabled else {}
+        logps, entropies, aux_loss = self.logprobs.of(
+            batch, model=model, temperature=batch.get("row_temperature"), compute_entropy=True, **options
+        )
+        assert entropies is not None
+        loss, values = grpo_loss(self, batch, logps, entropies)
+        if aux_loss is not None:
+            loss = loss + self.router_aux_loss_coef * aux_loss / accumulation(self)
+            self.record_metric("aux_loss", self.accelerator.gather_for_metrics(aux_loss).mean().item())
+        self.loss_metrics.add(values, batch)
+        return loss
 
-    def _models(self) -> tuple[Any, Any]:
-        """Return the policy and the reference model; None if the reference is an adapter of the policy."""
-        reference = None if self.ref_model is None else self.accelerator.unwrap_model(self.ref_model)
-        return self.accelerator.unwrap_model(self.model), reference
-
-    def _reference_models(self) -> list[Any]:
-        """Return the reference model as a list; empty if the reference is an adapter of the policy."""
-        return [model for model in self._models()[1:] if model is not None]
-
-    def reset_optimizer(self) -> None:
-        """Clear the optimizer's moments."""
-        clear_moments(self.optimizer)
+    # ---------------------------------------------------------------- after a step, checkpoints
 
     def after_step(self) -> None:
         """Call the strategies' hook after an optimizer step."""
-        state = StepState(self.current_step, self._mean_reward, self.reset_reference, self.reset_optimizer)
+        reset_optimizer = partial(clear_moments, self.optimizer)
+        state = StepState(self.state.global_step, self.mean_reward, self.reference.reset, reset_optimizer)
         for strategy in self.strategies:
             strategy.after_step(state)
 
-    # ---------------------------------------------------------------- checkpoints
-
     def write_state(self, folder: Path) -> None:
-        if self.buffered_batches is not None:
-            checkpoint.write_batches(folder, self.accelerator.process_index, self.buffered_batches)
-        if self.accelerator.is_main_process:
-            self._write_inspections(folder)
-        if self._reference_moved:
-            with accessible_parameters(*self._reference_models()):  # on every process
-                if self.args.should_save:
-                    checkpoint.write_reference(folder, reference_weights(*self._models()))
-        if not self.args.should_save:
-            return
-        progress = checkpoint.TrainingProgress(self.micro_step, self._mean_reward, self.accelerator.num_processes)
-        checkpoint.write_progress(folder, progress, self.strategies)
-        self._write_streaks(folder)
+        """Write the state that a checkpoint needs beyond TRL's; called on every process."""
+        checkpoint.write_state(self, folder)
 
     def read_state(self, folder: Path) -> None:
-        self._read_inspections(folder)
-        self._read_streaks(folder)
-        processes = self.accelerator.num_processes
-        progress = checkpoint.read_progress(folder, self.strategies, processes)
-        if progress is None:
-            return
-        self.micro_step, self._mean_reward = progress.micro_step, progress.reward
-        reference = checkpoint.read_reference(folder)
-        if reference is not None:
-            with accessible_parameters(*self._reference_models(), change=True):
-                load_reference(*self._models(), reference)
-            self._reference_moved = True
-        batches = checkpoint.read_batches(folder, self.accelerator.process_index, self.accelerator.device)
-        if batches is not None and progress.processes != processes:
-            self.warn_once(
-                f"{folder} was written by {progress.processes} processes, now there are {processes}: the generation "
-                "batch that was in use is dropped, and a new one is sampled"
-            )
-            batches = None
-        if batches is None:  # continue with the first micro-batch of a new batch, also if batches have more of them now
-            self.micro_step = -(-self.micro_step // self._micro_batches_of_batch) * self._micro_batches_of_batch
-        else:
-            if len(batches) != self.args.steps_per_generation:
-                raise ValueError(
-                    f"{folder} has a generation batch in {len(batches)} parts, but steps_per_generation is "
-                    f"{self.args.steps_per_generation}; resume with steps_per_generation={len(batches)}"
-                )
-            self.buffered_batches = batches
+        """Read the state that `write_state` has written."""
+        checkpoint.read_state(self, folder)
 
 
 class _AfterStep(TrainerCallback):

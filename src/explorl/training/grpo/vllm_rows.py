@@ -12,21 +12,6 @@ from explorl.rollout import Rollouts, SamplingParams
 from explorl.rollout.backends.token_stats import StatsPass
 from explorl.rollout.backends.vllm import ColocatedVllm, VllmEngine, VllmServer
 from explorl.rollout.backends.vllm_requests import VllmCompletion
-from explorl.strategies import Strategy
-from explorl.strategies._lib.validate import name_of
-from explorl.strategies.base import overrides
-
-COMPATIBLE_KEYS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "max_tokens",
-    "stop",
-    "stop_token_ids",
-)
-"""Keys of ``generation_kwargs`` that can be combined with strategies that set sampling options per row."""
 
 
 class TrlVllmSampler:
@@ -84,46 +69,6 @@ class TrlVllmSampler:
             generation.llm.sleep(level=2)
             generation._llm_weights_sleeping = True
         return completions[first : first + count]
-
-
-def refuse_with_vllm(args: Any, strategies: Sequence[Strategy]) -> None:
-    """Raise for arguments and strategies that do not work with vLLM, before vLLM is loaded."""
-    if (args.generation_kwargs or {}).get("stop_strings") is not None:
-        raise ValueError("generation_kwargs has 'stop_strings', which vLLM calls 'stop'; use that name")
-    for strategy in strategies:
-        if overrides(strategy, "branching"):
-            raise ValueError(
-                f"{name_of(strategy)} lets completions branch, which vLLM does not support; use engine='explorl', or "
-                "remove it"
-            )
-        if strategy.needs_min_p_mass is not None:
-            raise ValueError(
-                f"{name_of(strategy)} needs the probabilities of other tokens, which only Explorl's engine records "
-                "(vLLM samples); use engine='explorl', or remove it"
-            )
-
-
-def refuse(trainer: Any, strategies: Sequence[Strategy]) -> None:
-    """Raise if vLLM cannot sample rows with the individual options of these strategies."""
-    name = name_of(strategies[0])
-    if trainer.tools or trainer.environment_factories:
-        raise ValueError(
-            f"{name} sets how each row is sampled, but with vLLM conversations with tools are sampled by TRL alone; "
-            "use engine='explorl', or remove the tools"
-        )
-    if trainer.sees_images:
-        raise ValueError(f"{name} sets how each row is sampled, which is not supported with images; remove it")
-    if trainer.args.vllm_structured_outputs_regex is not None:
-        raise ValueError(
-            f"{name} sets how each row is sampled, but the distribution after vllm_structured_outputs_regex is not "
-            "recorded; remove one of them"
-        )
-    unsupported = sorted(set(trainer.args.generation_kwargs or {}) - set(COMPATIBLE_KEYS))
-    if unsupported:
-        raise ValueError(
-            f"{name} sets how each row is sampled, which cannot be combined with {unsupported[0]!r} in "
-            f"generation_kwargs; supported are {', '.join(COMPATIBLE_KEYS)}"
-        )
 
 
 def trl_sampling_options(trainer: Any) -> dict[str, Any]:

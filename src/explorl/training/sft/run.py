@@ -29,7 +29,7 @@ from explorl.training.callbacks import (
     save_model,
     start_run,
 )
-from explorl.training.grpo.checkpoint import restoring_optimizer
+from explorl.training.checkpoint_faults import restoring_optimizer
 from explorl.training.run_setup import (
     check_one_gpu,
     configured_policy,
