@@ -26,6 +26,7 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,20 +103,19 @@ class Clock(TrainerCallback):
         self.begun, self.looked = (now(), spent()), 0.0
 
 
-class Timed(ExplorationTrainer):
-    """Times the recording of a batch, and the reporting."""
+def time_inspection(trainer: ExplorationTrainer, clock: Clock) -> None:
+    """Time the recording of each batch, and the reporting."""
 
-    clock: Clock
+    def timed(method: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any, **options: Any) -> None:
+            begun = spent()
+            method(*args, **options)
+            clock.looked += spent() - begun
 
-    def _inspect_batch(self, *args: Any) -> None:
-        begun = spent()
-        super()._inspect_batch(*args)
-        self.clock.looked += spent() - begun
+        return call
 
-    def finish_inspections(self, **options: Any) -> None:
-        begun = spent()
-        super().finish_inspections(**options)
-        self.clock.looked += spent() - begun
+    inspector: Any = trainer.inspector
+    inspector.see, inspector.finish = timed(inspector.see), timed(inspector.finish)
 
 
 def spent() -> float:
@@ -141,7 +141,7 @@ def make_trainer(args: argparse.Namespace, folder: Path, clock: Clock, looking: 
         tokenizer, rewards, correct = tiny_tokenizer(), [digits_of], "digits_of"
         ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
         model = LlamaForCausalLM(LlamaConfig(**SMOLLM2, **ends)).to("cuda" if gpu else "cpu", torch.bfloat16)
-    trainer = Timed(
+    trainer = ExplorationTrainer(
         model=model,
         reward_funcs=rewards,
         processing_class=tokenizer,
@@ -171,7 +171,7 @@ def make_trainer(args: argparse.Namespace, folder: Path, clock: Clock, looking: 
             seed=0,
         ),
     )
-    trainer.clock = clock
+    time_inspection(trainer, clock)
     keep = RunStore(folder).write_rollouts
     trainer.listen(keep, 4, after=keep if looking else None)
     quiet(trainer)

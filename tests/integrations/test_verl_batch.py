@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from explorl.integrations.verl.conversion import (
-    build_batch,
+    batch_of_columns,
     correctness_rule,
     extract_answers,
     group_indices,
@@ -19,7 +19,6 @@ from explorl.integrations.verl.conversion import (
     reward_names,
     reward_parts,
     scatter_rows,
-    truncated_rows,
 )
 from explorl.integrations.verl.sampling_params import (
     collect_parameters,
@@ -29,6 +28,7 @@ from explorl.integrations.verl.sampling_params import (
 )
 from explorl.integrations.verl.settings import VerlSettings
 from explorl.strategies import BottomP, ElementWiseTemperature, PerplexityShaping, Strategy
+from explorl.training.grpo.batch import truncated_rows
 from explorl.training.grpo.shaping import shape
 
 
@@ -58,7 +58,7 @@ def seen(rewards: list[float], given: dict[str, torch.Tensor] | None = None, **m
         "step": 5,
         "prompts": ["a", "a", "b", "b"],
     }
-    return build_batch(given, **{**fields, **more})
+    return batch_of_columns(given, **{**fields, **more})
 
 
 def test_rows_stand_by_prompt_in_the_order_asked_and_empty_rows_are_left_out() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from explorl.rollout import PaddedRollouts
 from explorl.training.grpo.dynamic import DynamicSampling, as_option, expected_cost, keep_rate, varies
-from explorl.training.grpo.prompts import fresh_rows, row_key
+from explorl.training.grpo.prompt_source import fresh_rows, row_key
 from explorl.training.grpo.sampled_rows import SampledGroups, SampledRows
 from explorl.training.grpo.solved import STATE, SkipSolved, SolveStreaks, keyed_uniform, solve_rates
 

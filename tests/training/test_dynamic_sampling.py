@@ -244,8 +244,8 @@ def test_overdraw_takes_fewer_rounds(make: Make) -> None:
 class Probe(ExplorationTrainer):
     """Compares what was recorded of a batch with a pass over it."""
 
-    def _shape(self, output: dict[str, Any], recorded: Any, rewards: Any) -> None:
-        temperature = self._sampling_temperature
+    def shape_batch(self, output: dict[str, Any], sampled: Any, recorded: Any, rewards: Any) -> None:
+        temperature = sampled.sampling_temperature
         again = forward_token_stats(
             self.model, output, temperature=temperature, rows=8, autocast=self.accelerator.autocast
         )
@@ -255,7 +255,7 @@ class Probe(ExplorationTrainer):
                 getattr(recorded, name) * mask, getattr(again, name) * mask, atol=1e-4, rtol=1e-4
             )
         self.probed = [*getattr(self, "probed", []), mask.sum(1).float().mean().item()]
-        super()._shape(output, recorded, rewards)
+        super().shape_batch(output, sampled, recorded, rewards)
 
 
 class Listening(Strategy):

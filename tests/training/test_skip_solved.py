@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from explorl.training.grpo.prompts import row_key
+from explorl.training.grpo.prompt_source import row_key
 from explorl.training.grpo.solved import STATE
 from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.conftest import PROMPTS

@@ -95,7 +95,7 @@ def test_a_loss_that_a_subclass_computes_sees_trls_micro_batches(make_trainer: C
         num_generations=6, learning_rate=1e-2, temperature=1.0,
     )  # fmt: skip
     assert has_own_loss(trainer)
-    assert not make_trainer(ExplorationTrainer).has_own_loss
+    assert not has_own_loss(make_trainer(ExplorationTrainer))
     trainer.train()
     assert [len(inputs["completion_ids"]) for inputs in seen] == [3] * 16
     for first, again in zip(seen[:4], seen[4:8], strict=True):

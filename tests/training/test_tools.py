@@ -426,8 +426,8 @@ def test_a_tool_that_the_vocabulary_cannot_call_is_refused(make: Make) -> None:
 
 
 def test_a_tool_by_name_and_with_settings(make: Make) -> None:
-    assert make(options={"interpreter": "python"})._interpreter == ToolUse(python_tool())
+    assert make(options={"interpreter": "python"}).sampler.interpreter == ToolUse(python_tool())
     use = ToolUse(python_tool(max_calls=1), warm=0)
-    assert make(options={"interpreter": use})._interpreter is use
-    assert make(options={"interpreter": None})._interpreter is None
+    assert make(options={"interpreter": use}).sampler.interpreter is use
+    assert make(options={"interpreter": None}).sampler.interpreter is None
     assert ToolUse.of(python_tool()) == ToolUse(python_tool())

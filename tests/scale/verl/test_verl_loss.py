@@ -70,13 +70,13 @@ def test_without_strategies_the_loss_is_verls_own() -> None:
 
 def carrying_batch(strategies: list[Strategy], data: TensorDict) -> TensorDict:
     """The micro-batch with what the strategies say of it."""
-    from explorl.integrations.verl.conversion import build_batch, correctness_rule, loss_columns, reward_parts
+    from explorl.integrations.verl.conversion import batch_of_columns, correctness_rule, loss_columns, reward_parts
     from explorl.integrations.verl.settings import VerlSettings
 
     padded = data.select("response_mask", "old_log_probs", "ref_log_prob", "advantages").to_padded_tensor()
     columns = dict(padded.items()) | {"entropy": torch.rand(4, max(LENGTHS))}
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
-    batch = build_batch(
+    batch = batch_of_columns(
         columns, group=torch.tensor([0, 0, 1, 1]), rewards=rewards, parts=reward_parts(["score"], rewards, [{}] * 4),
         correct=correctness_rule(VerlSettings(), [{}] * 4), truncated=torch.zeros(4, dtype=torch.bool),
         temperature=torch.ones(4), step=0, prompts=["a", "a", "b", "b"],

@@ -26,12 +26,23 @@ PROMPTS = ["1 + 2 =", "7 - 3 =", "4 * 2 =", "9 / 3 ="]
 class Seen(ExplorationTrainer):
     """Keeps what each generation batch was sampled with."""
 
-    seen: list[dict[str, Any]]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.seen: list[dict[str, Any]] = []
+        sampler: Any = self.sampler
+        sample, record = sampler.sample, sampler.record
 
-    def _store_rollouts(self, rollouts: Any, draw: Any) -> None:
-        super()._store_rollouts(rollouts, draw)
-        batch = {"rollouts": rollouts, "temperature": draw.sampling_temperature, "logps": self.sampled_logps}
-        self.__dict__.setdefault("seen", []).append(batch)
+        def recorded(sampled: Any, rollouts: Any, plan: Any) -> None:
+            record(sampled, rollouts, plan)
+            self.seen.append({"rollouts": rollouts, "temperature": plan.sampling_temperature})
+
+        def sampled_by_vllm(*given: Any) -> Any:
+            completions = sample(*given)
+            if completions is not None:
+                self.seen[-1]["logps"] = completions[1]
+            return completions
+
+        sampler.sample, sampler.record = sampled_by_vllm, recorded
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from explorl.integrations.verl.settings import VerlSettings
 from explorl.strategies import Batch
+from explorl.training.grpo.batch import build_batch
 from explorl.training.grpo.correct import Correct
 from explorl.training.grpo.shaping import Shaped
 
@@ -55,14 +56,6 @@ def group_indices(prompts: Sequence[str]) -> Int[Tensor, " batch"]:
     return torch.tensor([numbers.setdefault(prompt, len(numbers)) for prompt in prompts], dtype=torch.long)
 
 
-def truncated_rows(
-    responses: Int[Tensor, "batch time"], lengths: Int[Tensor, " batch"], ends: Sequence[int]
-) -> Bool[Tensor, " batch"]:
-    """Return whether each completion is truncated: its last token is not an end token, or it has no tokens."""
-    last = responses.gather(1, (lengths - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-    return ~torch.isin(last, torch.tensor(list(ends), dtype=last.dtype)) | (lengths == 0)
-
-
 def correctness_rule(settings: VerlSettings, extras: Sequence[Mapping[str, Any]]) -> Correct:
     """Return how correctness is defined: by default `acc` ≥ 1 if the reward function returns it, else the score ≥ 1."""
     names = reward_names(extras)
@@ -95,7 +88,7 @@ def extract_answers(key: str, extras: Sequence[Mapping[str, Any]]) -> list[str |
     return [None if extra.get(key) is None else str(extra[key]) for extra in extras]
 
 
-def build_batch(
+def batch_of_columns(
     columns: Mapping[str, Tensor],
     *,
     group: Int[Tensor, " batch"],
@@ -116,7 +109,9 @@ def build_batch(
         return columns[name].to(torch.float32) * mask
 
     old = values("old_log_probs")
-    return Batch(
+    return build_batch(
+        correct=correct,
+        parts=parts,
         logps=old,
         old_logps=old,
         ref_logps=values("ref_log_prob") if "ref_log_prob" in columns else None,
@@ -126,8 +121,6 @@ def build_batch(
         mask=mask,
         advantages=values("advantages"),
         rewards=rewards.to(torch.float32),
-        correct=correct.marks(parts),
-        correctness=correct.rewards(parts),
         group=group,
         truncated=truncated,
         temperature=temperature.to(torch.float32),

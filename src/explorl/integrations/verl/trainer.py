@@ -33,7 +33,7 @@ from explorl.integrations.verl import memory, sampling_params
 from explorl.integrations.verl.agent_loop import row_sampling_loop
 from explorl.integrations.verl.check import acts_in_loss, check_config
 from explorl.integrations.verl.conversion import (
-    build_batch,
+    batch_of_columns,
     correctness_rule,
     extract_answers,
     group_indices,
@@ -41,7 +41,6 @@ from explorl.integrations.verl.conversion import (
     reward_names,
     reward_parts,
     scatter_rows,
-    truncated_rows,
 )
 from explorl.integrations.verl.policy_loss import STEP, ExplorlLoss
 from explorl.integrations.verl.run_folder import VerlRecorder, completion_columns
@@ -49,6 +48,7 @@ from explorl.integrations.verl.settings import SECTION, VerlSettings
 from explorl.integrations.verl.step_rows import READ, StepRows, as_list
 from explorl.strategies import Batch
 from explorl.strategies.base import overrides
+from explorl.training.grpo.batch import truncated_rows
 from explorl.training.grpo.logged_columns import prompt_text
 from explorl.training.grpo.shaping import Shaped, shape
 
@@ -209,7 +209,7 @@ class ExplorlTrainer(PPOTrainerSync):
             )
         needs_answers = any(one.needs_answers for one in self.strategies)
         placeholder = {} if self.strategies else {"entropy": torch.zeros_like(rows.columns["rm_scores"])}
-        return build_batch(
+        return batch_of_columns(
             {**placeholder, **rows.columns},
             group=group_indices(rows.uids),
             rewards=rows.rewards,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate.utils import gather_object
 from torch import Tensor
@@ -13,9 +13,6 @@ from explorl.strategies import EntropyBranching, ReferenceReset, Strategy
 from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
 from explorl.training.grpo.dynamic import varies
-
-if TYPE_CHECKING:
-    from explorl.training.grpo.trainer import ExplorationTrainer
 
 CLEAR = 20
 """Number of generation batches without reward differences after which to warn during the run."""
@@ -28,7 +25,7 @@ UNMEASURED = ("arguments", "order", "sampling", "clip", "after_step")
 class Activity(TrainerCallback):
     """Counts what changes during training, and warns once, with the reason, about what never had an effect."""
 
-    def __init__(self, trainer: ExplorationTrainer) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self._reset()
 

@@ -79,6 +79,28 @@ def forward_token_stats(
     return TokenStats(records.logps, records.entropy, records.branching.float(), None)
 
 
+def truncated_rows(
+    completion_ids: Tensor, lengths: Tensor, ends: Sequence[int], stopped: Sequence[bool] | None = None
+) -> Tensor:
+    """Tell which completions are truncated: their last token ends none and no stop string did, or they are empty."""
+    last = completion_ids.gather(1, (lengths - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+    ended = torch.isin(last, torch.tensor(list(ends), dtype=last.dtype, device=last.device))
+    if stopped is not None:
+        ended = ended | torch.tensor(list(stopped), device=last.device)
+    return ~ended | (lengths == 0)
+
+
+def build_batch(*, correct: Correct, parts: Tensor, **values: Any) -> Batch:
+    """Return the strategies' batch, of whichever trainer.
+
+    Args:
+        correct: What decides which completions are correct.
+        parts: Reward parts of the rows.
+        values: The other fields of `Batch`.
+    """
+    return Batch(correct=correct.marks(parts), correctness=correct.rewards(parts), **values)
+
+
 def generation_batch(
     accelerator: Any,
     stats: TokenStats,
@@ -126,11 +148,11 @@ def generation_batch(
 
     mask = counted_tokens(output).to(stats.logps.dtype)
     lengths = output["completion_mask"].sum(1)
-    last = output["completion_ids"].gather(1, (lengths - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-    ended = torch.isin(last, torch.tensor(list(ends), device=last.device))
-    truncated = ~(ended | torch.tensor(list(stopped), device=last.device)) | (lengths == 0)
+    truncated = truncated_rows(output["completion_ids"], lengths, ends, stopped)
     old = output.get("old_per_token_logps")
-    return Batch(
+    return build_batch(
+        correct=correct,
+        parts=collectives.local_rows(parts),
         logps=tokens(stats.logps),
         old_logps=tokens(stats.logps if old is None else old),
         ref_logps=optional(output.get("ref_per_token_logps")),
@@ -142,8 +164,6 @@ def generation_batch(
         mask=tokens(mask),
         advantages=tokens(output["advantages"].unsqueeze(1) * mask),
         rewards=collectives.local_rows(rewards),
-        correct=collectives.local_rows(correct.marks(parts)),
-        correctness=collectives.local_rows(correct.rewards(parts)),
         group=collectives.local_rows(torch.arange(len(rewards), device=rewards.device) // generations),
         truncated=rowwise(truncated),
         temperature=(

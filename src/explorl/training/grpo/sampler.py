@@ -115,7 +115,7 @@ class RolloutSampler:
         rollouts = self.generate(prompt_ids, plan).check()
         if self.interpreter is not None:
             sampled.transcripts = [ToolTranscript.of(rollout) for rollout in rollouts]
-        self._record(sampled, rollouts, plan)
+        self.record(sampled, rollouts, plan)
         return [self._tokens(rollout) for rollout in rollouts], None
 
     def _plan_for_engine(self, sampled: SampledRows, prompt_ids: list[list[int]]) -> SamplingPlan | None:
@@ -170,7 +170,7 @@ class RolloutSampler:
         plan = self._plan(vllm_rows.trl_sampling_options(trainer), sampled, len(prompt_ids))
         load_vllm_weights(trainer)
         rollouts, logps = vllm.sample(prompt_ids, plan.params)
-        self._record(sampled, rollouts, plan)
+        self.record(sampled, rollouts, plan)
         return [self._tokens(rollout) for rollout in rollouts], logps
 
     def generate(self, prompt_ids: list[list[int]], plan: SamplingPlan) -> Rollouts:
@@ -211,7 +211,7 @@ class RolloutSampler:
             return longest
         return int(accelerator.gather(torch.tensor(longest, device=accelerator.device)).max().item())
 
-    def _record(self, sampled: SampledRows, rollouts: Rollouts, plan: SamplingPlan) -> None:
+    def record(self, sampled: SampledRows, rollouts: Rollouts, plan: SamplingPlan) -> None:
         """Store the token statistics of the rollouts and the temperatures of their rows."""
         if self.engine is not None:
             self.engine.release_if_large()  # the backward pass needs memory too
@@ -239,7 +239,7 @@ class RolloutSampler:
             self._report_changed_tokens("the tokens of a conversation were changed after Explorl's engine sampled them")
             return
         completion_ids[:] = [self._tokens(rollout) for rollout in rollouts]
-        self._record(sampled, rollouts, plan)
+        self.record(sampled, rollouts, plan)
 
     def check(self, sampled: SampledRows, completion_ids: list[list[int]]) -> None:
         """Drop the records if a subclass has changed the completions, on any process."""

@@ -49,7 +49,7 @@ from explorl.training.grpo.inspection_schedule import Lens, ObserverLike, build_
 from explorl.training.grpo.logprobs import LogProbs
 from explorl.training.grpo.micro_batches import make_micro_batches
 from explorl.training.grpo.objective import LossMetrics, accumulation, grpo_loss
-from explorl.training.grpo.prompts import PromptSource
+from explorl.training.grpo.prompt_source import PromptSource
 from explorl.training.grpo.reference import Reference
 from explorl.training.grpo.rewards import AnswerFunction, answers_of, check_totals, group_advantages
 from explorl.training.grpo.sampled_rows import SampledRows
