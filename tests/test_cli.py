@@ -92,6 +92,22 @@ def test_the_command_starts_without_torch() -> None:
     assert done.stdout.strip() == "set()"
 
 
+def test_warnings_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{number} + 1 =", "answer": number + 1} for number in range(8)]
+    for split in ("train", "holdout"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    task = "--task jsonl --option path=. --option style=last_number"
+    code, _, err = run(
+        *f"eval --model tiny {task} --samples 1 --max-tokens 4 --limit 1".split(),
+        capsys=capsys,
+    )
+    assert code == 0
+    assert err == "warning: 8 of the 8 prompts in 'train' are also in the holdout, and are removed from 'train'\n"
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version", capsys=capsys)[1].startswith("0.")
 
