@@ -129,9 +129,9 @@ def table(out: Path) -> Iterator[str]:
         if generate:
             cells[3] = f"{generate['results'][0]['tokens_per_second']:,.0f}"
         for tuned in ("", "-tuned"):
-            found = (_read(out / f"{load.shape}-vllm{tuned}.json") or {"loads": {}})["loads"].get(load.key)
+            measured = (_read(out / f"{load.shape}-vllm{tuned}.json") or {"loads": {}})["loads"].get(load.key)
             for how in ("plain", "logprobs"):
-                cells.append(f"{found[how]['tokens_per_second']:,.0f}" if found else "–")
+                cells.append(f"{measured[how]['tokens_per_second']:,.0f}" if measured else "–")
         yield f"| {load.name}: {load.shape}, {load.requests} × {load.tokens} | {' | '.join(cells)} |"
 
 

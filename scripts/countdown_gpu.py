@@ -127,10 +127,10 @@ def fine_tuned(options: argparse.Namespace) -> dict[str, Any]:
         trainer.model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
     logs = [log for log in trainer.state.log_history if "loss" in log]
-    kept = [
+    selected = [
         {key: log[key] for key in ("step", "loss", "mean_token_accuracy", "num_tokens") if key in log} for log in logs
     ]
-    write_json(options.out / "sft" / "log.json", kept)
+    write_json(options.out / "sft" / "log.json", selected)
     last = logs[-1]
     return {
         "stage": "sft",

@@ -58,7 +58,10 @@ def test_kept_and_shown(script: ModuleType, out: Path, tmp_path: Path, capsys: A
     script.main(["keep", str(out), str(tmp_path / "lease.json"), "--commit", "abc"])
     lease = json.loads((tmp_path / "lease.json").read_text())
     assert lease["runs"] == {"GRPO-0": [{"step": 1.0, "reward": 0.25, "entropy": 0.5, "step_time": 1.0}]}
-    assert {one["model"]: one["right"] for one in lease["evaluations"]} == {"sft": [1, 1], "GRPO-0": [2, 1]}
+    assert {evaluation["model"]: evaluation["right"] for evaluation in lease["evaluations"]} == {
+        "sft": [1, 1],
+        "GRPO-0": [2, 1],
+    }
     script.main(["show", str(tmp_path / "lease.json"), "--picture", str(tmp_path / "seen")])
     printed = capsys.readouterr().out
     assert "| sft | 50.0 % [50.0, 50.0] | – | – | 9 |" in printed

@@ -97,24 +97,26 @@ def test_ten_commands_from_a_file_to_a_page(folder: Path) -> None:
     ]  # fmt: skip
     show, train, report, quality, longer, other, evaluate, compare, study, again = commands
     assert "path: words.jsonl" in run(folder, show)
-    said = run(folder, train)
+    output = run(folder, train)
     change = r"[\d.]+% before training, [\d.]+% after"
-    assert re.search(rf"held out: pass@1 {change}; pass@2 {change}", said)
-    assert f"next: {report}\n" in said, "it says what the page says comes next"
+    assert re.search(rf"held out: pass@1 {change}; pass@2 {change}", output)
+    assert f"next: {report}\n" in output, "it says what the page says comes next"
     assert "report: runs/words/report.html" in run(folder, report)
     page = (folder / "runs" / "words" / "report.html").read_text(encoding="utf-8")
     assert "words: training took pass@1 from" in page
     assert re.search(r"│ +2 │ +16 │", run(folder, quality))
     assert "GRPO: step 3 of 3" in run(folder, longer)
     run(folder, other)
-    said = run(folder, evaluate)
-    assert f"next: {compare}\n" in said
+    output = run(folder, evaluate)
+    assert f"next: {compare}\n" in output
     compared = run(folder, compare)
     assert all(f"{pair} │" in compared for pair in ("plain − start", "passk − start", "passk − plain"))
     assert (folder / "runs" / "comparison" / "report.html").is_file()
-    said = run(folder, study)
-    assert "2 arms × 1 seed, 2 steps each" in said
-    assert "pass@k is not shown to differ from GRPO in pass@1, nor in pass@8; with one seed" in said.replace("\n", " ")
+    output = run(folder, study)
+    assert "2 arms × 1 seed, 2 steps each" in output
+    assert "pass@k is not shown to differ from GRPO in pass@1, nor in pass@8; with one seed" in output.replace(
+        "\n", " "
+    )
     logs = [path.read_text(encoding="utf-8") for path in (folder / "runs" / "words-arms").rglob("log.txt")]
     assert [log for log in logs if not re.fullmatch(f"({EQUAL_REWARDS})?", log)] == []
     assert "report: runs/words-arms/report.html" in run(folder, again)

@@ -432,10 +432,10 @@ def test_egsw_weighs_the_kl_term_too():
 def test_forking_tokens_normalised_by_what_is_kept():
     batch = make_batch()
     every = xs.ForkingTokens(0.3).weights(batch)
-    kept = xs.ForkingTokens(0.3, normalize="kept").weights(batch)
+    weights = xs.ForkingTokens(0.3, normalize="kept").weights(batch)
     assert set(every.flatten().tolist()) == {0.0, 1.0}
-    assert kept.sum() == pytest.approx(float(batch.mask.sum()))
-    equal(kept / kept.max(), every)
+    assert weights.sum() == pytest.approx(float(batch.mask.sum()))
+    equal(weights / weights.max(), every)
     assert xs.ForkingTokens(0.3).metrics(batch) == {"threshold": pytest.approx(batch.entropy[every > 0].min())}
     nothing = batch.with_(mask=torch.zeros_like(batch.mask))
     assert not xs.ForkingTokens(0.3, normalize="kept").weights(nothing).any()
@@ -470,16 +470,16 @@ def test_clip_cov_draws_anew_each_step_and_alike_after_a_resume():
 
 def test_kl_cov_holds_back_the_chosen_tokens_of_a_micro_batch():
     strategy, batch = xs.KLCov(fraction=0.2, coef=2.0), make_batch()
-    kept = strategy.keep(batch)
+    keep = strategy.keep(batch)
     cov = xs.token_covariance(batch.advantages, batch.old_logps, batch.mask)
-    equal(kept["chosen"], xs.top_cov_mask(cov, batch.mask, fraction=0.2))
+    equal(keep["chosen"], xs.top_cov_mask(cov, batch.mask, fraction=0.2))
     assert strategy.clip(batch) == (math.inf, math.inf)
     assert strategy.metrics(batch) == {"tokens": 3}
 
     rows = [5, 2, 0]
     moved = (batch.old_logps + 0.25 * (-1.0) ** torch.arange(4))[rows].clone().requires_grad_()
     micro = make_batch(logps=moved, old_logps=batch.old_logps[rows])
-    chosen = kept["chosen"][rows]
+    chosen = keep["chosen"][rows]
     assert chosen.any()
     penalty = strategy.penalty(micro, {"chosen": chosen})
     equal(penalty, 0.5 * chosen)

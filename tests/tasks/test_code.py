@@ -120,15 +120,15 @@ def test_no_data(tmp_path: Path) -> None:
 
 
 def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requests = []
 
     def load(name: str, split: str) -> list[dict[str, str]]:
-        asked.append((name, split))
+        requests.append((name, split))
         return OWN
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
     assert len(Code().problems("holdout")) == 2
-    assert asked == [(HUB_ID, "test")]
+    assert requests == [(HUB_ID, "test")]
 
     def fail(name: str, split: str) -> None:
         raise ConnectionError("offline")

@@ -48,10 +48,10 @@ def read(completion: str, nums: list[int], target: int) -> list[tuple[int, int]]
     values: set[int] = set()
     left: list[int] = []
     searched = lines[: len(lines) - len(steps)]
-    for place, line in enumerate(searched):
-        found = LINE.fullmatch(line)
-        assert found, line
-        p, q, mark, entries, hit, rest = found.groups()
+    for index, line in enumerate(searched):
+        match = LINE.fullmatch(line)
+        assert match, line
+        p, q, mark, entries, hit, rest = match.groups()
         results = []
         for op, value in ENTRY.findall(entries):
             assert operated(op, int(p), int(q)) == int(value), line
@@ -69,7 +69,7 @@ def read(completion: str, nums: list[int], target: int) -> list[tuple[int, int]]
             assert results, "a line that says nothing"
             assert not values & set(results[:-1])
             assert bool(hit) is (results[-1] in values)
-        assert bool(hit) is (place == len(searched) - 1)
+        assert bool(hit) is (index == len(searched) - 1)
     return pairs
 
 
@@ -96,15 +96,15 @@ def whole_values(nums: tuple[int, ...]) -> set[int]:
     """All that the numbers give by whole and positive steps, by brute force."""
     if len(nums) == 1:
         return set(nums)
-    found: set[int] = set()
+    values: set[int] = set()
     for size in range(1, len(nums)):
         for part in itertools.combinations(range(len(nums)), size):
             some = tuple(nums[i] for i in part)
             rest = tuple(nums[i] for i in range(len(nums)) if i not in part)
             for p, q in itertools.product(whole_values(some), whole_values(rest)):
                 high, low = max(p, q), min(p, q)
-                found |= {p + q, p * q} | ({high - low} - {0}) | ({high // low} if high % low == 0 else set())
-    return found
+                values |= {p + q, p * q} | ({high - low} - {0}) | ({high // low} if high % low == 0 else set())
+    return values
 
 
 @settings(max_examples=30, deadline=None)
@@ -161,8 +161,8 @@ def test_no_sign_is_merged_with_another() -> None:
 def test_the_same_seed_gives_the_same_text_and_others_give_variants() -> None:
     problem = ([26, 27, 21, 2], 37)
     for order in ORDERS:
-        one, other = (search(*problem, rng=Random(4), order=order) for _ in range(2))
-        assert one == other
+        first, other = (search(*problem, rng=Random(4), order=order) for _ in range(2))
+        assert first == other
         variants = {search(*problem, rng=Random(seed), order=order) for seed in range(30)}
         assert len(variants) == 1 if order == "systematic" else len(variants) > 4
 

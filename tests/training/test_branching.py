@@ -145,8 +145,8 @@ def test_a_prompt_that_comes_twice_in_a_batch_has_two_groups(make_trainer: Calla
     from datasets import Dataset
 
     class Same(ExplorationTrainer):
-        def __init__(self, **given: Any) -> None:
-            super().__init__(**{**given, "train_dataset": Dataset.from_dict({"prompt": ["1 2=3\n"] * 8})})
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**{**kwargs, "train_dataset": Dataset.from_dict({"prompt": ["1 2=3\n"] * 8})})
 
     seen = Seen()
     trainer = make_trainer(Same, options={"strategies": [xs.EntropyBranching(base=1.0, at=AT, window=1), seen]})

@@ -114,11 +114,11 @@ def test_special_prefix_tokens_of_a_tokenizer_without_bos_are_kept(
 
 
 def test_generation_kwargs_go_to_the_engine(make_trainer: Callable[..., Any]) -> None:
-    given = {"top_k": 5, "do_sample": False, "max_new_tokens": 3}
-    trainer = make_trainer(ExplorationTrainer, generation_kwargs=given, max_steps=1, temperature=0.7)
+    generation_kwargs = {"top_k": 5, "do_sample": False, "max_new_tokens": 3}
+    trainer = make_trainer(ExplorationTrainer, generation_kwargs=generation_kwargs, max_steps=1, temperature=0.7)
     assert trainer._engine is not None
-    found = sampling_options(trainer.generation_kwargs, trainer.eos_token_ids)
-    assert (found["top_k"], found["temperature"], found["max_tokens"]) == (5, 0.0, 3)
+    params = sampling_options(trainer.generation_kwargs, trainer.eos_token_ids)
+    assert (params["top_k"], params["temperature"], params["max_tokens"]) == (5, 0.0, 3)
     trainer.train()
     log = trainer.state.log_history[0]
     assert log["completions/max_length"] <= 3
@@ -164,42 +164,42 @@ def test_a_callback_changes_how_is_sampled(make_trainer: Callable[..., Any]) -> 
 
 
 def test_a_length_in_generation_kwargs_alone(make_trainer: Callable[..., Any]) -> None:
-    given = {"max_completion_length": None, "generation_kwargs": {"max_new_tokens": 3}}
-    trainer = make_trainer(ExplorationTrainer, max_steps=1, **given)
+    options = {"max_completion_length": None, "generation_kwargs": {"max_new_tokens": 3}}
+    trainer = make_trainer(ExplorationTrainer, max_steps=1, **options)
     trainer.train()
     assert trainer._engine is not None
     assert trainer.state.log_history[0]["completions/max_length"] == 3
 
 
-@pytest.mark.parametrize("given", [{"no_repeat_ngram_size": 2}, {"suppress_tokens": [5]}, {"num_beams": 2}])
+@pytest.mark.parametrize("options", [{"no_repeat_ngram_size": 2}, {"suppress_tokens": [5]}, {"num_beams": 2}])
 def test_generation_kwargs_that_the_engine_lacks_are_left_to_generate(
-    make_trainer: Callable[..., Any], given: dict[str, Any]
+    make_trainer: Callable[..., Any], options: dict[str, Any]
 ) -> None:
-    with pytest.warns(UserWarning, match=f"sampling by model.generate.*no {next(iter(given))}"):
-        trainer = make_trainer(ExplorationTrainer, generation_kwargs=given)
+    with pytest.warns(UserWarning, match=f"sampling by model.generate.*no {next(iter(options))}"):
+        trainer = make_trainer(ExplorationTrainer, generation_kwargs=options)
     assert trainer._engine is None
     with pytest.raises(ValueError, match=r"bottom_p sets how each row is sampled.*; remove it"):
-        make_trainer(ExplorationTrainer, generation_kwargs=given, options={"strategies": ["bottom_p"]})
+        make_trainer(ExplorationTrainer, generation_kwargs=options, options={"strategies": ["bottom_p"]})
     with pytest.raises(ValueError, match="engine='explorl' cannot sample here"):
-        make_trainer(ExplorationTrainer, generation_kwargs=given, options={"engine": "explorl"})
+        make_trainer(ExplorationTrainer, generation_kwargs=options, options={"engine": "explorl"})
 
 
-@pytest.mark.parametrize("place", ["model", "class"])
+@pytest.mark.parametrize("owner", ["model", "class"])
 def test_a_generate_of_the_users_own_is_called(
-    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, place: str
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, owner: str
 ) -> None:
     from transformers import GenerationMixin
 
-    def four_more(self: Any = None, input_ids: Any = None, **given: Any) -> Any:
+    def four_more(self: Any = None, input_ids: Any = None, **kwargs: Any) -> Any:
         return torch.cat([input_ids, torch.full((len(input_ids), 4), 9)], dim=1)
 
-    if place == "class":
+    if owner == "class":
         monkeypatch.setattr(GenerationMixin, "generate", four_more)
     else:
         load = load_policy
 
-        def with_own(*given: Any, **more: Any) -> Any:
-            policy = load(*given, **more)
+        def with_own(*kwargs: Any, **more: Any) -> Any:
+            policy = load(*kwargs, **more)
             policy.model.generate = four_more
             return policy
 
@@ -212,7 +212,7 @@ def test_a_generate_of_the_users_own_is_called(
 
 def test_a_generate_that_comes_later_is_called(make_trainer: Callable[..., Any]) -> None:
     trainer = make_trainer(ExplorationTrainer, max_steps=1)
-    trainer.model.generate = lambda input_ids, **given: torch.cat(
+    trainer.model.generate = lambda input_ids, **kwargs: torch.cat(
         [input_ids, torch.full((len(input_ids), 4), 9)], dim=1
     )
     trainer.train()
@@ -246,11 +246,11 @@ def test_a_model_that_the_engine_would_sample_wrongly_is_sampled_by_generate(
         per_device_train_batch_size=4, logging_steps=1,
     )  # fmt: skip
     data = Dataset.from_dict({"prompt": PROMPTS})
-    given: dict[str, Any] = {"model": model, "reward_funcs": digits, "args": args, "train_dataset": data}
+    options: dict[str, Any] = {"model": model, "reward_funcs": digits, "args": args, "train_dataset": data}
     with pytest.raises(ValueError, match=r"engine='explorl' would not sample as this model does .*Lfm2"):
-        ExplorationTrainer(**given, processing_class=tokenizer, engine="explorl")
+        ExplorationTrainer(**options, processing_class=tokenizer, engine="explorl")
     with pytest.warns(UserWarning, match=r"sampling by model.generate.*Lfm2DecoderLayer"):
-        trainer = ExplorationTrainer(**given, processing_class=tokenizer, strategies=["egsw"])
+        trainer = ExplorationTrainer(**options, processing_class=tokenizer, strategies=["egsw"])
     with pytest.warns(UserWarning, match=r"computed with padding.*Lfm2DecoderLayer"):
         trainer.train()
     assert trainer.state.log_history[0]["entropy"] > 0
@@ -273,17 +273,17 @@ def test_an_endless_stream_is_not_read_ahead(small_policy: Path, tmp_path: Path)
         str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_completion_length=4, max_steps=2,
         per_device_train_batch_size=4, num_generations=4, shuffle_dataset=False,
     )  # fmt: skip
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": policy.model,
         "reward_funcs": digits,
         "args": args,
         "train_dataset": IterableDataset.from_generator(endless),
         "processing_class": policy.tokenizer,
     }
-    ExplorationTrainer(**given, strategies=["egsw"]).train()
+    ExplorationTrainer(**options, strategies=["egsw"]).train()
     rates = dict.fromkeys(PROMPTS, 0.5)
     with pytest.raises(ValueError, match="curriculum orders the prompts, but IterableDataset is a stream"):
-        ExplorationTrainer(**given, strategies=[xs.Curriculum(rates)])
+        ExplorationTrainer(**options, strategies=[xs.Curriculum(rates)])
 
 
 # ---------------------------------------------------------------- batches
@@ -368,12 +368,12 @@ def batch_of(trainer: Any) -> Any:
 
 
 def test_a_wrong_answer_in_the_right_form_is_wrong(make_trainer: Callable[..., Any], small_policy: Path) -> None:
-    def make(**given: Any) -> Any:
+    def make(**options: Any) -> Any:
         policy = load_policy(str(small_policy), device="cpu")
         args = copy.copy(make_trainer(ExplorationTrainer, max_steps=1).args)
         return ExplorationTrainer(
             model=policy.model, reward_funcs=[well_formed, accuracy], args=args, processing_class=policy.tokenizer,
-            train_dataset=Dataset.from_dict({"prompt": PROMPTS}), strategies=["negative_reinforcement"], **given,
+            train_dataset=Dataset.from_dict({"prompt": PROMPTS}), strategies=["negative_reinforcement"], **options,
         )  # fmt: skip
 
     with pytest.warns(UserWarning, match="count as correct if the reward function 'accuracy' returns at least 1"):
@@ -416,17 +416,17 @@ def test_memory_does_not_pass_from_one_trainer_to_the_next(make_trainer: Callabl
 
 
 def test_the_step_is_told_when_sampling(make_trainer: Callable[..., Any]) -> None:
-    told: list[int] = []
+    steps: list[int] = []
 
     class Tell(xs.Strategy):
         name = "tell"
 
         def sampling(self, prompts: Any, step: int) -> dict[str, Any]:
-            told.append(step)
+            steps.append(step)
             return {}
 
     make_trainer(ExplorationTrainer, max_steps=3, options={"strategies": [Tell()]}).train()
-    assert told == [0, 1, 2]
+    assert steps == [0, 1, 2]
 
 
 def test_training_at_temperature_one(make_trainer: Callable[..., Any]) -> None:
@@ -445,16 +445,16 @@ def test_training_at_temperature_one(make_trainer: Callable[..., Any]) -> None:
 
 
 def test_a_synced_reference_is_restored_by_a_resume(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
-    given = {
+    options = {
         "beta": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5, "max_steps": 4,
         "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2,
     }  # fmt: skip
-    whole = make_trainer(ExplorationTrainer, **given)
+    whole = make_trainer(ExplorationTrainer, **options)
     whole.train()
-    resumed = make_trainer(ExplorationTrainer, **given)
+    resumed = make_trainer(ExplorationTrainer, **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
-    for one, other in zip(whole.ref_model.parameters(), resumed.ref_model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    for first, other in zip(whole.ref_model.parameters(), resumed.ref_model.parameters(), strict=True):
+        torch.testing.assert_close(first, other, rtol=0, atol=0)
 
 
 def generations_of(trainer: Any, checkpoint: Path) -> list[int | str]:
@@ -462,7 +462,7 @@ def generations_of(trainer: Any, checkpoint: Path) -> list[int | str]:
     seen: list[int | str] = []
     score, loss = trainer.scored, trainer.loss
     trainer.scored = lambda inputs: (seen.append("new"), score(inputs))[1]
-    trainer.loss = lambda *given: (seen.append(trainer.micro_step % trainer.args.steps_per_generation), loss(*given))[1]
+    trainer.loss = lambda *args: (seen.append(trainer.micro_step % trainer.args.steps_per_generation), loss(*args))[1]
     trainer.train(resume_from_checkpoint=str(checkpoint))
     return seen
 
@@ -486,16 +486,16 @@ def test_a_batch_in_use_by_other_processes_is_sampled_anew(make_trainer: Callabl
         assert generations_of(resumed, state.parent) == ["new", 0, 1]
 
 
-@pytest.mark.parametrize("given", [{}, {"strategies": ["egsw"], "engine": "generate"}])
-def test_reentrant_checkpointing_warns_of_no_missing_gradient(make_trainer: Callable[..., Any], given: Any) -> None:
+@pytest.mark.parametrize("options", [{}, {"strategies": ["egsw"], "engine": "generate"}])
+def test_reentrant_checkpointing_warns_of_no_missing_gradient(make_trainer: Callable[..., Any], options: Any) -> None:
     """Where a pass has none: TRL's own go without checkpointing, and so do ours."""
     reentrant = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
-    trainer = make_trainer(ExplorationTrainer, max_steps=1, options=given, **reentrant)
+    trainer = make_trainer(ExplorationTrainer, max_steps=1, options=options, **reentrant)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.train()
     assert trainer.state.log_history[0]["grad_norm"] > 0
-    assert [one for one in caught if "None of the inputs have requires_grad" in str(one.message)] == []
+    assert [warning for warning in caught if "None of the inputs have requires_grad" in str(warning.message)] == []
 
 
 def test_fast_paths_are_tried_out_once(make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,11 +509,11 @@ def test_fast_paths_are_tried_out_once(make_trainer: Callable[..., Any], monkeyp
     for module in (passes, trial):
         own = module._try_out
         monkeypatch.setattr(
-            module, "_try_out", lambda *given, own=own, name=module.__name__: (tried.append(name), own(*given))[1]
+            module, "_try_out", lambda *args, own=own, name=module.__name__: (tried.append(name), own(*args))[1]
         )
     looks: list[int] = []
     probe = engine.probe
-    monkeypatch.setattr(engine, "probe", lambda *given: (looks.append(1), probe(*given))[1])
+    monkeypatch.setattr(engine, "probe", lambda *args: (looks.append(1), probe(*args))[1])
     trainer = make_trainer(
         ExplorationTrainer, max_steps=5, beta=0.1, bf16=True, gradient_checkpointing=True,
         options={"peft_config": LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear")},

@@ -23,11 +23,11 @@ NAN = float("nan")
 
 
 def reference_varies(values: np.ndarray, generations: int) -> list[bool]:
-    found = []
+    results = []
     for group in values.reshape(-1, generations, values.shape[1]):
         columns = [column[~np.isnan(column)] for column in group.T]
-        found.append(any(len(column) > 1 and np.ptp(column) > 1e-6 * max(1, abs(column.max())) for column in columns))
-    return found
+        results.append(any(len(column) > 1 and np.ptp(column) > 1e-6 * max(1, abs(column.max())) for column in columns))
+    return results
 
 
 def test_varies_is_its_formula() -> None:
@@ -64,12 +64,12 @@ def enumerated(groups: int, rate: float, max_rounds: int) -> tuple[float, float,
     draws, rounds, left = 0.0, 0.0, 0.0
     lengths = range(1, max_rounds + 3)  # the last one: all R + 1 draws failed
     for outcome in itertools.product(lengths, repeat=groups):
-        failed = [one == max_rounds + 2 for one in outcome]
-        counts = [min(one, max_rounds + 1) for one in outcome]
+        failed = [samples == max_rounds + 2 for samples in outcome]
+        counts = [min(samples, max_rounds + 1) for samples in outcome]
         chance = np.prod(
             [
-                (1 - rate) ** (max_rounds + 1) if bad else rate * (1 - rate) ** (one - 1)
-                for one, bad in zip(outcome, failed, strict=True)
+                (1 - rate) ** (max_rounds + 1) if bad else rate * (1 - rate) ** (samples - 1)
+                for samples, bad in zip(outcome, failed, strict=True)
             ]
         )
         draws += chance * sum(counts)
@@ -143,20 +143,20 @@ def test_good_options() -> None:
 
 # ---------------------------------------------------------------- fresh prompts
 
-ROWS = [{"prompt": f"prompt {place}", "answer": place} for place in range(40)]
+ROWS = [{"prompt": f"prompt {index}", "answer": index} for index in range(40)]
 
 
 def fresh(number: int = 0, seed: int = 0, **options: Any) -> list[dict[str, Any]]:
     options = {"taken": [row_key(row) for row in ROWS[:5]], **options}
-    return [one.row for one in fresh_rows(len(ROWS), ROWS.__getitem__, seed=seed, number=number, **options)]
+    return [choice.row for choice in fresh_rows(len(ROWS), ROWS.__getitem__, seed=seed, number=number, **options)]
 
 
 def test_fresh_prompts_are_all_others_once_in_an_order_of_their_own() -> None:
-    found = fresh()
-    assert sorted(row["answer"] for row in found) == list(range(5, 40))
-    assert found == fresh()
-    assert found != fresh(number=1)
-    assert found != fresh(seed=1)
+    rows = fresh()
+    assert sorted(row["answer"] for row in rows) == list(range(5, 40))
+    assert rows == fresh()
+    assert rows != fresh(number=1)
+    assert rows != fresh(seed=1)
     assert fresh(seed=-1)
     assert fresh(taken=map(row_key, ROWS)) == []
     assert fresh(skips=lambda key: key != row_key(ROWS[7])) == [ROWS[7]]
@@ -204,19 +204,19 @@ def test_exchanged_rows_bring_their_records_with_them() -> None:
     old, new = drawn([2, 5], 1.0, {"seen": ["a", "b"]}), drawn([3, 1], 2.0, {"said": ["c", "d"]})
     old.replace_row(1, {"prompt": "new"}, new.row(0))
     old.replace_rewards(1, new.rewarded.reward_parts[0])
-    found = old.merged()
-    assert found.inputs == [{"prompt": "1.0"}, {"prompt": "new"}]
-    assert found.rewarded.completion_ids == [[1, 1], [2, 2, 2]]
-    assert found.rewarded.extra == {"said": [None, "c"], "seen": ["a", None]}
-    assert found.rewarded.reward_parts.tolist() == [[1.0], [2.0]]
-    assert found.records["logps"].tolist() == [[-1, -1, 0], [-2, -2, -2]]
-    assert found.records["truncated"].tolist() == [False, True]
-    assert found.records["sampling_temperature"].tolist() == [[1, 1, 1], [2, 2, 2]]
+    merged = old.merged()
+    assert merged.inputs == [{"prompt": "1.0"}, {"prompt": "new"}]
+    assert merged.rewarded.completion_ids == [[1, 1], [2, 2, 2]]
+    assert merged.rewarded.extra == {"said": [None, "c"], "seen": ["a", None]}
+    assert merged.rewarded.reward_parts.tolist() == [[1.0], [2.0]]
+    assert merged.records["logps"].tolist() == [[-1, -1, 0], [-2, -2, -2]]
+    assert merged.records["truncated"].tolist() == [False, True]
+    assert merged.records["sampling_temperature"].tolist() == [[1, 1, 1], [2, 2, 2]]
 
     new.replace_row(1, {"prompt": "old"}, drawn([5, 5], 1.0, {}).row(0))
-    found = new.merged()
-    assert found.records["logps"].tolist() == [[-2, -2, -2, 0, 0], [-1] * 5]
-    assert found.records["sampling_temperature"].tolist() == [[2, 2, 2, 1, 1], [1] * 5]
+    merged = new.merged()
+    assert merged.records["logps"].tolist() == [[-2, -2, -2, 0, 0], [-1] * 5]
+    assert merged.records["sampling_temperature"].tolist() == [[2, 2, 2, 1, 1], [1] * 5]
 
 
 def test_what_was_recorded_of_some_rows_only_is_recorded_of_none() -> None:
@@ -272,7 +272,7 @@ def test_memory_is_bounded_and_survives_a_checkpoint(tmp_path: Path) -> None:
     again = SolveStreaks(SkipSolved(visits=1, remembered=3), seed=0)
     again.read(tmp_path)
     numbers = range(50)
-    assert [again.skips("b", one) for one in numbers] == [streaks.skips("b", one) for one in numbers]
+    assert [again.skips("b", number) for number in numbers] == [streaks.skips("b", number) for number in numbers]
     again.read(tmp_path / "nowhere")
     assert again.solved == 3
 

@@ -42,10 +42,10 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_options_reach_the_engine(trainer: Any) -> None:
-    found = trainer._engine_for(None, {"batch_size": 7, "memory_budget": 1 << 20})
-    assert (found.batch_size, found.memory_budget) == (7, 1 << 20)
-    found = trainer._engine_for("explorl", {})
-    assert (found.batch_size, found.memory_budget) == (None, None)
+    built = trainer._engine_for(None, {"batch_size": 7, "memory_budget": 1 << 20})
+    assert (built.batch_size, built.memory_budget) == (7, 1 << 20)
+    built = trainer._engine_for("explorl", {})
+    assert (built.batch_size, built.memory_budget) == (None, None)
 
 
 def test_unknown_options_are_refused(trainer: Any) -> None:

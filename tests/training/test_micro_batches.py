@@ -51,16 +51,17 @@ def test_rows_of_two_optimizer_steps_are_drawn_by_chance() -> None:
         "nothing": None,
     }
     torch.manual_seed(0)
-    found = make_micro_batches(batch, windows=2, parts=2, needed=torch.ones(16, dtype=torch.bool))
-    rows = [part["row"].tolist() for part in found]
-    assert [part["name"] for part in found] == rows
+    micro_batches = make_micro_batches(batch, windows=2, parts=2, needed=torch.ones(16, dtype=torch.bool))
+    rows = [part["row"].tolist() for part in micro_batches]
+    assert [part["name"] for part in micro_batches] == rows
     assert sorted(row for part in rows for row in part) == list(range(16))
     assert sorted(rows[0] + rows[1]) != list(range(8))
-    assert all(part["mean_rows"] == 4 and part["num_items_in_batch"] == 48 for part in found)
+    assert all(part["mean_rows"] == 4 and part["num_items_in_batch"] == 48 for part in micro_batches)
     torch.manual_seed(0)
     order = torch.randperm(16).tolist()  # TRL's, cut into four
     assert all(
-        part["trl_part"].tolist() == [order.index(row) // 4 % 2 for row in part["row"].tolist()] for part in found
+        part["trl_part"].tolist() == [order.index(row) // 4 % 2 for row in part["row"].tolist()]
+        for part in micro_batches
     )
 
 
@@ -77,11 +78,11 @@ def test_rows_without_advantage_are_left_out(
     seen: dict[bool, int] = {}
     logs, gradients = [], []
     for leave_out in (True, False):
-        kept = Gradients()
+        recorder = Gradients()
         trainer = make_trainer(
             ExplorationTrainer, loss_type=loss, max_steps=1, optim="sgd", temperature=1.0, beta=0.0,
             per_device_train_batch_size=4, gradient_accumulation_steps=4,
-            options={"strategies": strategies, "callbacks": [kept]},
+            options={"strategies": strategies, "callbacks": [recorder]},
         )  # fmt: skip
         trainer.reward_funcs = [one_letter]
         if not leave_out:
@@ -93,7 +94,7 @@ def test_rows_without_advantage_are_left_out(
         )
         trainer.train()
         seen[leave_out] = sum(rows)
-        gradients.append(kept.steps[0])
+        gradients.append(recorder.steps[0])
         logs.append(next(entry for entry in trainer.state.log_history if "entropy" in entry))
     assert seen == {True: 8, False: 16}
     assert gradients[1].norm() > 0

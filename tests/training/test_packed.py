@@ -124,10 +124,10 @@ def test_attention_stays_within_each_sequence(lengths: list[int], window: int | 
     out = rows.attend(query, key, value, 0.5, window, None)
     start = 0
     for length in lengths:
-        for place in range(length):
-            first = 0 if window is None else max(0, place + 1 - window)
-            seen = slice(start + first, start + place + 1)
-            scores = 0.5 * query[0, :, start + place] @ key[0, 0, seen].T
+        for position in range(length):
+            first = 0 if window is None else max(0, position + 1 - window)
+            seen = slice(start + first, start + position + 1)
+            scores = 0.5 * query[0, :, start + position] @ key[0, 0, seen].T
             expected = torch.softmax(scores, dim=-1) @ value[0, 0, seen]
-            torch.testing.assert_close(out[0, start + place], expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(out[0, start + position], expected, rtol=1e-4, atol=1e-5)
         start += length

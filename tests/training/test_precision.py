@@ -69,14 +69,14 @@ def test_the_engine_samples_from_a_shadow_of_what_the_optimizer_moves(
     sample = trainer.sample
 
     def watched(prompt_ids: list[list[int]]) -> Any:
-        found = sample(prompt_ids)
+        sampled = sample(prompt_ids)
         name, weight = "model.layers.0.mlp.up_proj.weight", trainer.model.model.layers[0].mlp.up_proj.weight
         with engine.weights():
             shadow = dict(trainer.model.named_parameters())[name]
             assert shadow.dtype == torch.bfloat16
             torch.testing.assert_close(shadow.float(), weight.to(torch.bfloat16).float(), rtol=0, atol=0)
             seen.append(shadow.clone())
-        return found
+        return sampled
 
     trainer.sample = watched
     trainer.train()
@@ -113,7 +113,7 @@ def test_gradient_checkpointing_saves_memory_and_changes_nothing(
     make_trainer: Callable[..., Any], reentrant: bool
 ) -> None:
     """Layers are computed twice, and the gradient is the same to the bit."""
-    found, calls = [], []
+    gradients, calls = [], []
     for checkpointing in (False, True):
         trainer = make_trainer(ExplorationTrainer, bf16=False, use_cpu=DEVICE == "cpu")
         count = [0]
@@ -124,10 +124,10 @@ def test_gradient_checkpointing_saves_memory_and_changes_nothing(
         trainer._pass_kind(trainer.model, 16)  # tries the pass out
         count[0] = 0
         inputs = random_inputs(beta=0.0, reused=False, tools=False)
-        found.append(gradients_of(trainer, inputs, checkpointing, reentrant)[1])
+        gradients.append(gradients_of(trainer, inputs, checkpointing, reentrant)[1])
         calls.append(count[0])
     assert calls == [1, 2]
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
 
 
 def test_a_shadow_shares_tied_weights_and_leaves_everything_as_it_was() -> None:

@@ -117,9 +117,9 @@ def test_what_is_trained_in_which_precision(
     assert seen["trained"] == {trained}
     assert seen["frozen"] == ({frozen} if frozen else set())
     assert seen["autocast"] == (dtype != "float32")
-    told = [str(w.message) for w in caught if LOST in str(w.message)]
-    assert len(told) == warned
-    assert all("use bfloat16" in message for message in told)
+    messages = [str(w.message) for w in caught if LOST in str(w.message)]
+    assert len(messages) == warned
+    assert all("use bfloat16" in message for message in messages)
 
 
 @pytest.mark.parametrize(("dtype", "moved"), [("bfloat16", (0.9, 1.0)), ("pure_bfloat16", (0.0, 0.5))])
@@ -190,19 +190,21 @@ def test_the_trainer_is_told_which_reward_says_correct(
     small_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(small_policy, "float32")
-    told: dict[str, Any] = {}
+    trainer_options: dict[str, Any] = {}
 
     def init(self: Any, *args: Any, **options: Any) -> None:
-        told.update(options)
+        trainer_options.update(options)
         raise Seen
 
     monkeypatch.setattr(StoredExplorationTrainer, "__init__", init)
     with pytest.raises(Seen):
         run_grpo(config, RunStore.create(tmp_path / "run", config.dump()), console=Console(quiet=True))
-    assert told["correct"] == ("correctness", 1.0)
+    assert trainer_options["correct"] == ("correctness", 1.0)
     from trl.trainer.utils import get_callable_name
 
-    assert told["correct"][0] in [get_callable_name(function) for function in told["reward_funcs"]]
+    assert trainer_options["correct"][0] in [
+        get_callable_name(function) for function in trainer_options["reward_funcs"]
+    ]
 
 
 def test_a_correct_answer_reaches_the_threshold_before_the_weights() -> None:

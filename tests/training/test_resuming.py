@@ -86,8 +86,8 @@ def test_a_finished_run_made_longer_is_the_long_run(
     assert (short / "model-step-4").is_dir()
     command("train", "--config", config_file, "--set", "training.steps=6", "--run", long, capsys=capsys)
     assert steps_of(short) == steps_of(long) == [1, 2, 3, 4, 5, 6]
-    one, other = (load_file(run / "model" / "model.safetensors") for run in (short, long))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    first, other = (load_file(run / "model" / "model.safetensors") for run in (short, long))
+    assert all(torch.equal(first[name], other[name]) for name in first)
     starts = json.loads((short / "provenance.json").read_text())
     assert [start["resumed_from"] for start in starts] == [None, "checkpoint-4"]
     assert starts[1]["changed"] == {"training.steps": [4, 6]}
@@ -115,11 +115,11 @@ def test_rows_that_have_changed_since_are_told_of(
         return command("train", *more, capsys=capsys)
 
     task = ["task.name=jsonl", f"task.path={rows}", "task.template=plain", "training.steps=2", "evaluation.ends=0"]
-    assert train(1, "--config", config_file, *(f"--set={one}" for one in task), "--run", run)[0] == 0
-    for steps, answer, told in ((3, 1, False), (4, 2, True)):
+    assert train(1, "--config", config_file, *(f"--set={setting}" for setting in task), "--run", run)[0] == 0
+    for steps, answer, warned in ((3, 1, False), (4, 2, True)):
         code, out, err = train(answer, "--resume", run, "--set", f"training.steps={steps}")
         assert code == 0, err
-        assert ("the problems differ from those that" in out) == told
+        assert ("the problems differ from those that" in out) == warned
 
 
 def test_a_schedule_that_was_falling_is_told_of(
@@ -158,8 +158,8 @@ def test_sft_and_grpo_do_not_go_on_with_each_other(
     assert "SFT: step 6 of 6" in out
     long = tmp_path / "long"
     command(*arguments[:-1], long, "--set", "sft.epochs=2", capsys=capsys)
-    one, other = (load_file(run / "model" / "model.safetensors") for run in (warm, long))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    first, other = (load_file(run / "model" / "model.safetensors") for run in (warm, long))
+    assert all(torch.equal(first[name], other[name]) for name in first)
 
     (warm / "run.json").write_text("")
     code, _, err = command("train", "--resume", warm, capsys=capsys)

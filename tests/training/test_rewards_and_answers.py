@@ -79,8 +79,8 @@ def task_reward(completions: list[str], **columns: Any) -> list[float | None]:
 
 def dear_reward(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
     """What `Squared` makes of it."""
-    found = zip(task_reward(completions), completion_ids, strict=True)
-    return [None if value is None else value**2 - PRICE * len(ids) for value, ids in found]
+    scored = zip(task_reward(completions), completion_ids, strict=True)
+    return [None if value is None else value**2 - PRICE * len(ids) for value, ids in scored]
 
 
 # --- rewards ------------------------------------------------------------------------------------------------------
@@ -95,12 +95,12 @@ def test_changed_rewards_become_the_advantages_of_trl(make_trainer: Callable[...
 
     options = {"engine": "generate", "packed": False, "strategies": [Looks(), Squared()]}
     trainers = []
-    for kind, reward, given in (
+    for kind, reward, extra in (
         (GRPOTrainer, dear_reward, {}),
         (ExplorationTrainer, task_reward, options),
         (GRPOTrainer, task_reward, {}),
     ):
-        trainers.append(make_trainer(kind, options=given, scale_rewards=scale, max_steps=1))
+        trainers.append(make_trainer(kind, options=extra, scale_rewards=scale, max_steps=1))
         trainers[-1].reward_funcs = [reward]
         trainers[-1].train()
     dear, ours, plain = trainers
@@ -242,7 +242,7 @@ def test_nobody_is_asked_where_nobody_wants_to_know(make_trainer: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("answers", "message"),
     [
         (["1"], "answers returned 1 for 2 completions; return one per completion"),
         ("12", "answers returned str; return a list of 2: a text or None per completion"),
@@ -250,9 +250,9 @@ def test_nobody_is_asked_where_nobody_wants_to_know(make_trainer: Callable[..., 
         (["1", 2], "answers returned 2 for completion 1; return a text such as '42', or None"),
     ],
 )
-def test_answers_that_cannot_be(found: Any, message: str) -> None:
+def test_answers_that_cannot_be(answers: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        answers_of(lambda **columns: found, {"completions": ["a", "b"]})
+        answers_of(lambda **columns: answers, {"completions": ["a", "b"]})
 
 
 class Mute(Task):

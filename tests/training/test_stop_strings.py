@@ -46,9 +46,9 @@ class Watching(Strategy):
 
 def ends_at(text: str, strings: list[str]) -> bool:
     """Whether one of the strings is at the end and nowhere before; False where there is none at all."""
-    found = [text.find(string) + len(string) for string in strings if string in text]
-    assert not found or min(found) == len(text), text
-    return bool(found)
+    ends = [text.find(string) + len(string) for string in strings if string in text]
+    assert not ends or min(ends) == len(text), text
+    return bool(ends)
 
 
 def ends_of(trainer: Any) -> list[int]:
@@ -77,9 +77,9 @@ Make = Callable[..., tuple[Any, Rewards, Watching]]
 
 @pytest.fixture
 def make(make_trainer: Callable[..., Any]) -> Make:
-    def build(given: Any, options: dict[str, Any] | None = None, **changes: Any) -> tuple[Any, Rewards, Watching]:
+    def build(stop: Any, options: dict[str, Any] | None = None, **changes: Any) -> tuple[Any, Rewards, Watching]:
         watching, rewards = Watching(), Rewards()
-        settings = {"max_completion_length": LONGEST, "max_steps": 1, "generation_kwargs": given, **changes}
+        settings = {"max_completion_length": LONGEST, "max_steps": 1, "generation_kwargs": stop, **changes}
         trainer = make_trainer(ExplorationTrainer, options={"strategies": [watching], **(options or {})}, **settings)
         trainer.reward_funcs, trainer.reward_func_names = [rewards], ["length"]
         return trainer, rewards, trainer.strategies[0]
@@ -88,21 +88,21 @@ def make(make_trainer: Callable[..., Any]) -> Make:
 
 
 @pytest.mark.parametrize("engine", ["explorl", "generate"])
-@pytest.mark.parametrize("given", [{"stop_strings": STOPS}, {"stop": tuple(STOPS)}, {"stop_strings": "Q"}], ids=str)
-def test_answers_end_at_the_first_string(given: dict[str, Any], engine: str, make: Make) -> None:
-    (name, strings), *_ = given.items()
-    trainer, rewards, watching = make(given, {"engine": engine})
+@pytest.mark.parametrize("stop", [{"stop_strings": STOPS}, {"stop": tuple(STOPS)}, {"stop_strings": "Q"}], ids=str)
+def test_answers_end_at_the_first_string(stop: dict[str, Any], engine: str, make: Make) -> None:
+    (name, strings), *_ = stop.items()
+    trainer, rewards, watching = make(stop, {"engine": engine})
     trainer.train()
     decode, ends = trainer.tokenizer.decode, ends_of(trainer)
     stopped = [ends_at(text, [strings] if isinstance(strings, str) else list(strings)) for text in rewards.completions]
     ended = [ids[-1] in ends for ids in rewards.ids]
     cut = [len(ids) == LONGEST for ids in rewards.ids]
     assert 0 < sum(stopped) < len(stopped)
-    for one in zip(stopped, ended, cut, strict=True):
-        assert any(one)
+    for flags in zip(stopped, ended, cut, strict=True):
+        assert any(flags)
     assert all(type(ids) is list and decode(ids, skip_special_tokens=True) == text for ids, text in zip(
         rewards.ids, rewards.completions, strict=True))  # fmt: skip
-    truncated = [not (one or other) for one, other in zip(stopped, ended, strict=True)]
+    truncated = [not (flags or other) for flags, other in zip(stopped, ended, strict=True)]
     assert watching.seen[0].truncated.tolist() == truncated
     log = trainer.state.log_history[0]
     assert log["completions/clipped_ratio"] == pytest.approx(sum(truncated) / len(truncated))
@@ -136,14 +136,14 @@ def test_what_a_string_has_ended_is_learnt_from(engine: str, make: Make) -> None
 def test_answers_that_were_exchanged_for_others_keep_their_ends(make: Make) -> None:
     trainer, rewards, watching = make({"stop": STOPS}, {"dynamic_sampling": True}, max_steps=3)
     rewards.of = lambda text: float("Q" in text)  # which many a group has nowhere
-    kept: list[list[int]] = []
-    trainer.listen(lambda step, columns: kept.extend(trainer.rewarded["completion_ids"]))
+    recorded: list[list[int]] = []
+    trainer.listen(lambda step, columns: recorded.extend(trainer.rewarded["completion_ids"]))
     trainer.train()
     truncated = [value for batch in watching.seen for value in batch.truncated.tolist()]
-    texts = trainer.tokenizer.batch_decode(kept, skip_special_tokens=True)
-    ended = [ends_at(text, STOPS) or ids[-1] in ends_of(trainer) for text, ids in zip(texts, kept, strict=True)]
-    assert truncated == [not one for one in ended]
-    assert len(rewards.completions) > len(kept)  # some were exchanged
+    texts = trainer.tokenizer.batch_decode(recorded, skip_special_tokens=True)
+    ended = [ends_at(text, STOPS) or ids[-1] in ends_of(trainer) for text, ids in zip(texts, recorded, strict=True)]
+    assert truncated == [not has_ended for has_ended in ended]
+    assert len(rewards.completions) > len(recorded)  # some were exchanged
     assert any(ends_at(text, STOPS) for text in texts)
 
 
@@ -164,7 +164,7 @@ def test_settings_serve_a_second_trainer(small_policy: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("stop", "words"),
     [
         ({"stop_strings": ["a", ""]}, r"\['stop_strings'\] contains an empty string"),
         ({"stop": [["a"], ["b"]]}, r"\['stop'\] is .*; all completions share the same strings"),
@@ -178,15 +178,15 @@ def test_settings_serve_a_second_trainer(small_policy: Path, tmp_path: Path) -> 
         ({"stop": "\udcff"}, "which can't be sampled"),
     ],
 )
-def test_strings_that_cannot_be_used_are_refused(given: dict[str, Any], words: str, make: Make) -> None:
+def test_strings_that_cannot_be_used_are_refused(stop: dict[str, Any], words: str, make: Make) -> None:
     with pytest.raises(ValueError, match=words):
-        make(given)
+        make(stop)
 
 
 @pytest.mark.parametrize("engine", ["explorl", "generate"])
-@pytest.mark.parametrize("given", [{"stop": ()}, {"stop": []}, {"stop_strings": []}, {"stop_strings": ()}], ids=str)
-def test_no_strings_are_none(given: dict[str, Any], engine: str, make: Make) -> None:
-    trainer, rewards, _ = make(given, {"engine": engine})
+@pytest.mark.parametrize("stop", [{"stop": ()}, {"stop": []}, {"stop_strings": []}, {"stop_strings": ()}], ids=str)
+def test_no_strings_are_none(stop: dict[str, Any], engine: str, make: Make) -> None:
+    trainer, rewards, _ = make(stop, {"engine": engine})
     trainer.train()
     assert trainer.stop_strings == ()
     assert max(map(len, rewards.ids)) == LONGEST
@@ -199,15 +199,15 @@ def test_an_array_of_strings(engine: str, make: Make) -> None:
 
 
 @pytest.mark.parametrize("engine", ["explorl", "generate"])
-@pytest.mark.parametrize("given", [None, {"stop": ["Q"]}], ids=str)
-def test_a_model_that_has_strings_of_its_own(given: Any, engine: str, make: Make) -> None:
+@pytest.mark.parametrize("stop", [None, {"stop": ["Q"]}], ids=str)
+def test_a_model_that_has_strings_of_its_own(stop: Any, engine: str, make: Make) -> None:
     """They count where none are given, and nothing asks for a tokenizer."""
-    trainer, rewards, _ = make(given, {"engine": engine})
+    trainer, rewards, _ = make(stop, {"engine": engine})
     trainer.model.generation_config.stop_strings = ["3", "7"]
     trainer._init_stop_strings()
     assert not trainer._why_not_engine()
     trainer.train()
-    strings = ["Q"] if given else ["3", "7"]
+    strings = ["Q"] if stop else ["3", "7"]
     assert sum(ends_at(text, strings) for text in rewards.completions) > 0
     assert trainer.model.generation_config.stop_strings == ["3", "7"]
 
@@ -263,10 +263,14 @@ def test_rewards_see_the_whole_last_token_with_calls_and_without(tmp_path: Path)
         processing_class=policy.tokenizer,
         interpreter="calculator",
     )
-    said: list[Any] = []
-    trainer.listen(lambda step, columns: said.extend(trainer.transcripts))
+    rollouts: list[Any] = []
+    trainer.listen(lambda step, columns: rollouts.extend(trainer.transcripts))
     trainer.train()
-    ends = {(bool(one.calls), text[-9:]) for one, text in zip(said, rewards.completions, strict=True) if "</" in text}
+    ends = {
+        (bool(rollout.calls), text[-9:])
+        for rollout, text in zip(rollouts, rewards.completions, strict=True)
+        if "</" in text
+    }
     assert (True, "</answer>") in ends
     assert {text for _, text in ends} == {"</answer>"}
 
@@ -293,9 +297,9 @@ def test_in_conversations_with_tools(engine: str, make_with_tools: Callable[...,
     trainer.train()
     (batch,) = trainer.strategies[0].seen
     ids = trainer.rewarded["completion_ids"]
-    last = [trainer.tokenizer.decode(one[-1:]) for one in ids]
-    ended = [text in "jmqQ" or one[-1] in ends_of(trainer) for one, text in zip(ids, last, strict=True)]
-    assert batch.truncated.tolist() == [not one for one in ended]
+    last = [trainer.tokenizer.decode(sequence[-1:]) for sequence in ids]
+    ended = [text in "jmqQ" or sequence[-1] in ends_of(trainer) for sequence, text in zip(ids, last, strict=True)]
+    assert batch.truncated.tolist() == [not sequence for sequence in ended]
     assert 0 < sum(text in "jmqQ" for text in last) < len(last)
 
 
@@ -334,8 +338,8 @@ def test_the_first_string_to_be_complete_counts() -> None:
 
 def test_a_configuration_names_them(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    for given, strings in (("</answer>", ["</answer>"]), (["a", "b"], ["a", "b"]), ([], [])):
-        file.write_text(yaml.safe_dump({"task": {"name": "countdown-mini"}, "rollout": {"stop": given}}))
+    for stop, strings in (("</answer>", ["</answer>"]), (["a", "b"], ["a", "b"]), ([], [])):
+        file.write_text(yaml.safe_dump({"task": {"name": "countdown-mini"}, "rollout": {"stop": stop}}))
         config = load_config(file)
         assert config.rollout.stop == strings
         args = grpo_config(config, str(tmp_path))

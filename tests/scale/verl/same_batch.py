@@ -36,9 +36,9 @@ def trainer_for(out: Path, strategies: list[Any], rows: int) -> ExplorationTrain
     )
 
 
-def differences(trainer: ExplorationTrainer, kept: dict[str, Any]) -> dict[str, float]:
+def differences(trainer: ExplorationTrainer, record: dict[str, Any]) -> dict[str, float]:
     """Of TRL's advantages, and of everything that the strategies say, between the two trainers."""
-    seen, said, columns = kept["batch"], kept["shaped"], kept["columns"]
+    seen, shaped, columns = record["batch"], record["shaped"], record["columns"]
     rewards = seen["rewards"]
     base = trainer.normalised(rewards)
     lengths = columns["lengths"]
@@ -58,20 +58,20 @@ def differences(trainer: ExplorationTrainer, kept: dict[str, Any]) -> dict[str, 
     trainer._shape(output, recorded, rewards)
     pairs = {
         "base": (base.unsqueeze(1) * seen["mask"], seen["advantages"]),
-        "advantages": (output["advantages"], said["advantages"]),
-        "loss_mask": (output["loss_mask"], said["loss_mask"]),
-        "weights": (output["token_weights"], said["weights"]),
-        "kl_weights": (output["kl_weights"], said["kl_weights"]),
-        **{f"kept/{name}": (output[f"kept/{name}"], value) for name, value in said["kept"].items()},
+        "advantages": (output["advantages"], shaped["advantages"]),
+        "loss_mask": (output["loss_mask"], shaped["loss_mask"]),
+        "weights": (output["token_weights"], shaped["weights"]),
+        "kl_weights": (output["kl_weights"], shaped["kl_weights"]),
+        **{f"kept/{name}": (output[f"kept/{name}"], value) for name, value in shaped["kept"].items()},
     }
     return {name: float((ours - theirs).abs().max()) for name, (ours, theirs) in pairs.items()}
 
 
 def main(out: Path) -> None:
-    found = [torch.load(path, weights_only=False) for path in sorted(out.glob("seen-*.pt"))]
+    records = [torch.load(path, weights_only=False) for path in sorted(out.glob("seen-*.pt"))]
     strategies = json.loads((out / "strategies.json").read_text())
-    trainer = trainer_for(out, strategies, len(found[0]["batch"]["rewards"]))
-    print("DIFFERENCES " + json.dumps([differences(trainer, kept) for kept in found]))
+    trainer = trainer_for(out, strategies, len(records[0]["batch"]["rewards"]))
+    print("DIFFERENCES " + json.dumps([differences(trainer, record) for record in records]))
 
 
 if __name__ == "__main__":
