@@ -259,7 +259,7 @@ class TrainingSettings(Section):
     loss: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
     """TRL's loss types. r is the ratio of the new to the old probability, A the advantage.
 
-    grpo: the clipped objective, averaged over each sequence's tokens and then over sequences; favours short completions.
+    grpo: the clipped objective, averaged over each sequence's tokens, then over sequences; favours short completions.
     bnpo: the clipped objective, divided by the tokens of the micro-batch, whose size therefore matters.
     dr_grpo: the clipped objective, divided by the constant `rollout.max_tokens` (Dr. GRPO, arXiv:2503.20783).
     dapo: the clipped objective, divided by all tokens of the batch (arXiv:2503.14476), as in Mecklenburg's Eq. 1.
