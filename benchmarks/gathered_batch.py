@@ -272,12 +272,14 @@ def compared(processes: int, shape: str, options: argparse.Namespace) -> list[di
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
-    shown = Table("processes", "answers x tokens", "batch is", "Batch MiB", "peak MiB", "sent MiB", "calls", "s")
+    rendered = Table("processes", "answers x tokens", "batch is", "Batch MiB", "peak MiB", "sent MiB", "calls", "s")
     for result in results:
         sizes = [f"{result[name] / 2**20:.2f}" for name in ("batch", "peak", "sent")]
         shape, kind = f"{result['rows']} x {result['tokens']}", "whole" if result["gathered"] else "in parts"
-        shown.add_row(str(result["processes"]), shape, kind, *sizes, str(result["calls"]), f"{result['seconds']:.2f}")
-    return shown
+        rendered.add_row(
+            str(result["processes"]), shape, kind, *sizes, str(result["calls"]), f"{result['seconds']:.2f}"
+        )
+    return rendered
 
 
 def main() -> None:

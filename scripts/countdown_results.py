@@ -77,11 +77,11 @@ def evaluation(path: Path) -> Record:
     correct = np.array(pq.read_table(answers, columns=["correct"])["correct"].to_pylist()).reshape(
         -1, summary["samples"]
     )
-    model, problems, how = path.stem.rsplit("-", 2)
+    model, problems, protocol = path.stem.rsplit("-", 2)
     return {
         "model": model,
         "problems_of": problems,
-        "protocol": how,
+        "protocol": protocol,
         "samples": summary["samples"],
         "right": correct.sum(axis=1).tolist(),
         **{key: summary[key] for key in ("truncated", "mean_tokens", "entropy")},

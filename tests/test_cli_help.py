@@ -155,9 +155,9 @@ def test_usage_errors_show_any_text_and_obey_none(text: str, capsys: pytest.Capt
 @pytest.mark.parametrize("path", [(), ("models",), ("config",)])
 def test_without_arguments_there_is_help(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     _, out, err = printed(*path, capsys=capsys)
-    shown = out + err
-    assert shown.startswith(f"Usage: {' '.join(('explorl', *path))} ")
-    assert all(name in shown for name in EVERY[path].commands)
+    output = out + err
+    assert output.startswith(f"Usage: {' '.join(('explorl', *path))} ")
+    assert all(name in output for name in EVERY[path].commands)
 
 
 # ---------------------------------------------------------------------------- version, module, completion

@@ -123,10 +123,10 @@ def test_the_command_prints_both_tables(folders: list[Path], tmp_path: Path) -> 
 def test_unlike_evaluations_are_refused(policies: dict[str, Policy], folders: list[Path], tmp_path: Path) -> None:
     noisy = {"noisy": policies["noisy"]}
 
-    def other(how: Any = HOW, **options: Any) -> Path:
+    def other(params: Any = HOW, **options: Any) -> Path:
         options = {"name": "plain", "limit": 12, **options}
         out = tmp_path / str(len(list(tmp_path.iterdir())))
-        return run_evaluation(noisy, ["countdown-mini"], how, out, **options)[0].folder
+        return run_evaluation(noisy, ["countdown-mini"], params, out, **options)[0].folder
 
     cool = other(protocol("plain", samples=4, max_tokens=48, temperature=0.5))
     with pytest.raises(StoreError, match=r"differ in sampling.temperature: 1.0 and 0.5"):
@@ -200,10 +200,10 @@ def test_every_region_of_a_venn_diagram_has_its_number_inside(count: int) -> Non
 def test_the_venn_diagram_shows_the_counts() -> None:
     comparison = made_up(["a", "b", "c"])
     figure = boundary_figures.venn(comparison)
-    shown = {(text.get_position(), text.get_text()) for text in figure.axes[0].texts}
+    texts = {(text.get_position(), text.get_text()) for text in figure.axes[0].texts}
     places = boundary_figures.region_centres(comparison.names)
     counts = comparison.overlaps()
-    assert shown == {(position, str(counts.get(some, 0))) for some, position in places.items()}
+    assert texts == {(position, str(counts.get(some, 0))) for some, position in places.items()}
     assert sum(counts.values()) == len(set.union(*map(set, comparison.unsolvable.values())))
 
 

@@ -77,13 +77,13 @@ def test_a_key_without_a_description_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "text"),
     [(None, "null"), (False, "false"), (5e-6, "5e-6"), (1.0, "1"), (0.001, "0.001"), ("", '""'), ("dapo", "dapo"),
      ((0, 2), "[0, 2]"), ({}, "{}"), (11_000, "11000")],
 )  # fmt: skip
-def test_values_are_shown_as_yaml_has_them(value: Any, shown: str) -> None:
-    assert reference.shown(value) == shown
-    assert read_yaml(shown, "here") == (list(value) if isinstance(value, tuple) else value)
+def test_values_are_shown_as_yaml_has_them(value: Any, text: str) -> None:
+    assert reference.shown(value) == text
+    assert read_yaml(text, "here") == (list(value) if isinstance(value, tuple) else value)
 
 
 def test_a_protocol_has_what_its_paper_states() -> None:
@@ -156,8 +156,8 @@ def looked_up(command: str) -> tuple[Any, list[str]]:
 def test_commands_in_sentences_exist(page: str) -> None:
     for command in quoted_commands(page):
         subcommand, words = looked_up(command)
-        known = {option for parameter in subcommand.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        assert {word for word in words if word.startswith("--")} <= {*known, "--help"}, command
+        options = {option for parameter in subcommand.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        assert {word for word in words if word.startswith("--")} <= {*options, "--help"}, command
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(whole_commands(page))])
@@ -332,10 +332,10 @@ def test_public_names_are_in_the_api_reference(module: str) -> None:
     if public is None:
         assert page not in PAGES, f"{page} describes a module without __all__"
         return
-    shown = set(re.findall(rf"^::: {re.escape(module)}\.(\w+)$", text(page), re.MULTILINE))
+    documented = set(re.findall(rf"^::: {re.escape(module)}\.(\w+)$", text(page), re.MULTILINE))
     whole = re.search(rf"^::: {re.escape(module)}$(?!\n    options: {{members: false}})", text(page), re.MULTILINE)
-    assert whole or shown == set(public)
-    assert shown <= set(public)
+    assert whole or documented == set(public)
+    assert documented <= set(public)
 
 
 @pytest.fixture(scope="module")
@@ -447,11 +447,11 @@ def test_pages_fit_and_do_not_complain(site: Path, browser: Any, width: int, sch
         complaints.clear()
         page.goto(path.as_uri())
         page.wait_for_selector("article h1")
-        wide, seen = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-        assert wide <= seen, f"{path.relative_to(site)} is {wide - seen} pixels too wide at {width}"
+        wide, window = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert wide <= window, f"{path.relative_to(site)} is {wide - window} pixels too wide at {width}"
         assert page.evaluate(CUT) == [], f"{path.relative_to(site)} cuts code at {width}"
-        shown = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
-        assert (max(shown[:3]) < 100) == (scheme == "dark"), path
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+        assert (max(background[:3]) < 100) == (scheme == "dark"), path
         assert complaints == [], path.relative_to(site)
     page.close()
 

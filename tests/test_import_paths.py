@@ -479,9 +479,9 @@ EVERYTHING: dict[str, Any] = {
 def test_showing_a_configuration_constructs_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(here, EVERYTHING)
     assert run(["config", "show", "--preset", "tiny", "--config", file]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
-    assert shown["task"]["name"] == "stranger_parts:Good"
-    assert shown["strategies"] == EVERYTHING["strategies"]
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["task"]["name"] == "stranger_parts:Good"
+    assert printed["strategies"] == EVERYTHING["strategies"]
     assert not (here / "trace").exists()
     assert run(["config", "show", "--preset", "tiny", "--config", file, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rft"]["selector"] == "stranger_parts:longest"

@@ -489,18 +489,18 @@ def test_a_folder_with_a_run_is_not_taken(make_trainer: Callable[..., Any], tmp_
 
 
 def test_messages_columns_and_odd_rewards() -> None:
-    seen: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
 
     def reward(prompts: Any, completions: Any, answer: Any) -> list[float | None]:
-        seen.update(prompts=prompts, completions=completions, answer=answer)
+        recorded.update(prompts=prompts, completions=completions, answer=answer)
         return [None, torch.tensor(1.0)][: len(completions)]  # type: ignore[list-item]
 
     messages = [{"role": "user", "content": "1+1?"}]
     task = PassAtK([{"prompt": messages, "answer": 2}], reward).task
     problem = task.problems("holdout")[0]
     assert [verdict.correct for verdict in task.verify_many(["3", "2"], [problem, problem])] == [False, True]
-    assert seen["completions"][0] == [{"role": "assistant", "content": "3"}]
-    assert (seen["prompts"], seen["answer"]) == ([messages, messages], [2, 2])
+    assert recorded["completions"][0] == [{"role": "assistant", "content": "3"}]
+    assert (recorded["prompts"], recorded["answer"]) == ([messages, messages], [2, 2])
     with pytest.raises(ValueError, match="returned 2 numbers for 3 completions"):
         task.verify_many(["1", "2", "3"], [problem] * 3)
 

@@ -42,8 +42,8 @@ def word_problems(first: dict[str, Any], count: int) -> list[dict[str, Any]]:
     rng, rows = random.Random(0), {first["prompt"]: first["answer"]}
     while len(rows) < count:
         a, b = rng.randint(1, 9), rng.randint(1, 9)
-        who, what = rng.choice(["Ada", "Ben", "Cleo", "Dan"]), rng.choice(["pens", "eggs", "coins", "books", "hats"])
-        rows[f"{who} has {a} {what} and gets {b} more. How many {what} has {who} now?"] = a + b
+        who, thing = rng.choice(["Ada", "Ben", "Cleo", "Dan"]), rng.choice(["pens", "eggs", "coins", "books", "hats"])
+        rows[f"{who} has {a} {thing} and gets {b} more. How many {thing} has {who} now?"] = a + b
     return [{"prompt": prompt, "answer": answer} for prompt, answer in rows.items()]
 
 

@@ -178,10 +178,10 @@ def test_processes_that_a_command_starts_look_where_it_looks(flags: list[str], i
     expected = {"PYTHONSAFEPATH": "1", plugins.SEARCHES: "1" if importable else "0"}
     assert printed.stdout.split("\n")[0] == " ".join(map(str, expected.items()))
     show = [sys.executable, "-m", "explorl", "config", "show", "--set", "task.name=shelf_module:Wide"]
-    shown = subprocess.run(show, env={**source, **expected}, capture_output=True, text=True, check=False)
-    assert "SystemError" not in shown.stderr
-    assert ("is not a task" in shown.stderr) == importable
-    assert ("there is no module 'shelf_module'" in shown.stderr) != importable
+    completed = subprocess.run(show, env={**source, **expected}, capture_output=True, text=True, check=False)
+    assert "SystemError" not in completed.stderr
+    assert ("is not a task" in completed.stderr) == importable
+    assert ("there is no module 'shelf_module'" in completed.stderr) != importable
 
 
 def test_a_childs_environment_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:

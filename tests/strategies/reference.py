@@ -278,8 +278,8 @@ def gate(values, scored, group, threshold, level):
     out = np.zeros(len(values), dtype=bool)
     for i in range(len(values)):
         pool = members(group, i) if level == "group" else range(len(values))
-        seen = [Fraction(float(values[j])) for j in pool if scored[j]]
-        mean = sum(seen) / len(seen) if seen else Fraction(0)
+        scores = [Fraction(float(values[j])) for j in pool if scored[j]]
+        mean = sum(scores) / len(scores) if scores else Fraction(0)
         out[i] = mean >= exact(threshold) - Fraction(1, 10**6)
     return out
 

@@ -228,12 +228,12 @@ def test_pass_threshold(case: Case, gate, threshold):
 def test_running_solve_rates(batches: list[Case], decay, given_some):
     start = {"7": 0.25, "elsewhere": 0.75} if given_some else {}
     heat = xs.ElementWiseTemperature(0.5, 1.5, "running", start or None, decay)
-    seen = []
+    recorded = []
     for case in batches:
         prompts = [str(group) for group in case.group.tolist()]
         heat.metrics(case.batch().with_(prompts=prompts))
-        seen.append((prompts, case.correct.tolist(), exact(case.correctness)))
-    rates, overall = reference.running_rates(seen, decay, start)
+        recorded.append((prompts, case.correct.tolist(), exact(case.correctness)))
+    rates, overall = reference.running_rates(recorded, decay, start)
     unseen = overall if overall is not None else sum(start.values()) / len(start) if start else 0.5
     for prompt in ("-3", "0", "7", "1000003", "elsewhere", "new"):
         assert heat.rate(prompt) == pytest.approx(rates.get(prompt, unseen))

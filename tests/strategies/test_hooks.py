@@ -511,8 +511,8 @@ def test_entropy_bonus_sets_arguments_that_trl_knows():
     if spec is None:
         pytest.skip("TRL is not installed")
     config = (Path(spec.origin).parent / "trainer" / "grpo_config.py").read_text()
-    known = [*seeking, *xs.Curriculum({"a": 1.0}, mode="easy_first").arguments()]
-    assert [name for name in known if f"\n    {name}: " not in config] == []
+    names = [*seeking, *xs.Curriculum({"a": 1.0}, mode="easy_first").arguments()]
+    assert [name for name in names if f"\n    {name}: " not in config] == []
 
 
 # --- resets -------------------------------------------------------------------------------------------------------
@@ -528,13 +528,13 @@ def test_reference_reset_every_so_many_steps():
 
 def test_reference_reset_on_a_stall():
     strategy, resets = xs.ReferenceReset(on_stall=2), Resets()
-    seen = []
+    counts = []
     for step, reward in enumerate([0.1, 0.3, 0.2, 0.4, 0.4, 0.3, 0.35, 0.3, math.nan, 0.1, 0.0]):
         strategy.after_step(resets.at(step + 1, reward))
-        seen.append(resets.reference)
+        counts.append(resets.reference)
     # 0.4, then two without a new maximum: reset; it counts on from 0.3: 0.35 is new, then two without: reset; NaN
     # left no maximum to beat, so 0.1 is new
-    assert seen == [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert counts == [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert resets.optimizer == 2
     json.dumps(strategy.memory)
 

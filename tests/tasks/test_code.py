@@ -299,8 +299,8 @@ def test_no_text_steers_a_terminal(task: Code, largest: Problem) -> None:
     ):
         verdict = task.verify(text, largest)
         assert not verdict.correct
-        for shown in (verdict.error or "", verdict.answer or ""):
-            assert clean(shown) == shown
+        for message in (verdict.error or "", verdict.answer or ""):
+            assert clean(message) == message
 
 
 def test_pieces() -> None:

@@ -44,7 +44,7 @@ def read(completion: str, nums: list[int], target: int) -> list[tuple[int, int]]
         assert operated(op, int(p), int(q)) == int(result)
         assert op in "+*" or int(p) >= int(q)
     pairs: list[tuple[int, int]] = []
-    known: set[int] = set()
+    reached: set[int] = set()
     values: set[int] = set()
     left: list[int] = []
     searched = lines[: len(lines) - len(steps)]
@@ -61,10 +61,10 @@ def read(completion: str, nums: list[int], target: int) -> list[tuple[int, int]]
             pairs.append((int(p), int(q)))
             left = [int(number) for number in rest.split()]
             assert sorted([*pairs[-1], *left]) == sorted(nums)
-            values, known = set(results), {target, *left}
+            values, reached = set(results), {target, *left}
         elif len(nums) > 2:
-            assert {int(p), int(q)} <= known  # nothing from nowhere
-            known |= set(results)
+            assert {int(p), int(q)} <= reached  # nothing from nowhere
+            reached |= set(results)
         if mark == "?" and len(nums) > 2:
             assert results, "a line that says nothing"
             assert not values & set(results[:-1])
@@ -136,9 +136,9 @@ def test_finds_nearly_all_that_four_numbers_give() -> None:
 def test_the_docstrings_example() -> None:
     from explorl.tasks.countdown import search as countdown_search
 
-    shown = [line for line in (countdown_search.__doc__ or "").splitlines() if re.match(r"    [0-9]+ [0-9]+[:?]", line)]
-    shown = [line.strip().split("  ")[0] for line in shown]
-    assert countdown_search.try_pair((35, 18, 7, 9), 61, (0, 1)).text.splitlines() == shown
+    lines = [line for line in (countdown_search.__doc__ or "").splitlines() if re.match(r"    [0-9]+ [0-9]+[:?]", line)]
+    lines = [line.strip().split("  ")[0] for line in lines]
+    assert countdown_search.try_pair((35, 18, 7, 9), 61, (0, 1)).text.splitlines() == lines
 
 
 def test_by_hand() -> None:

@@ -568,10 +568,10 @@ def _run(command: list[str]) -> int:
 
 def test_evaluation_by_name_and_with_options(here: Path, small_policy: Path) -> None:
     policy = load_policy(str(small_policy), device="cpu")
-    how = protocol("plain", samples=2, max_tokens=4)
+    settings = protocol("plain", samples=2, max_tokens=4)
     options = {"data_dir": here, "size": 3}
     names = ["own_puzzles:Sized", "own_puzzles:Deaf"]
-    sized, deaf = run_evaluation([policy], names, how, here / "out", limit=3, task_options=options)
+    sized, deaf = run_evaluation([policy], names, settings, here / "out", limit=3, task_options=options)
     assert sized.evaluation is not None
     assert deaf.evaluation is not None
     assert (sized.evaluation.task, deaf.evaluation.task) == ("sized", "deaf")
@@ -579,11 +579,11 @@ def test_evaluation_by_name_and_with_options(here: Path, small_policy: Path) -> 
     assert identity["task_options"] == {"size": 3}
     assert "task_options" not in json.loads((deaf.folder / "evaluation.json").read_text())
     with pytest.raises(StoreError, match=r"another task_options\.size: 3 there, 4 requested"):
-        run_evaluation([policy], names[:1], how, here / "out", limit=3, task_options={"size": 4})
+        run_evaluation([policy], names[:1], settings, here / "out", limit=3, task_options={"size": 4})
     with pytest.raises(ValueError, match="unknown option of task 'own_puzzles:Deaf': 'sise'"):
-        run_evaluation([policy], names[1:], how, here / "out", limit=3, task_options={"sise": 4})
+        run_evaluation([policy], names[1:], settings, here / "out", limit=3, task_options={"sise": 4})
     with pytest.raises(ValueError, match="verify of task 'boolean' returned"):
-        run_evaluation([policy], ["own_puzzles:Boolean"], how, here / "out", limit=3)
+        run_evaluation([policy], ["own_puzzles:Boolean"], settings, here / "out", limit=3)
 
 
 def test_fine_tuning_takes_as_many_examples_as_there_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

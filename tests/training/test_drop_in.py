@@ -33,9 +33,9 @@ def test_every_option_of_trl_is_in_the_table_once() -> None:
     """A field that a new release of TRL or transformers adds fails here until somebody has looked at it."""
     fields = {field.name for field in dataclasses.fields(GRPOConfig)}
     lists = [options.HONOURED, set(options.STEPS_ASIDE), set(options.IRRELEVANT)]
-    known = set().union(*lists)
-    assert fields - known == set(), "new options: say in explorl/training/grpo/options.py what becomes of them"
-    assert sum(map(len, lists)) == len(known), "an option is on two lists"
+    listed = set().union(*lists)
+    assert fields - listed == set(), "new options: say in explorl/training/grpo/options.py what becomes of them"
+    assert sum(map(len, lists)) == len(listed), "an option is on two lists"
 
 
 def test_every_argument_of_trls_trainer_is_in_the_table() -> None:
@@ -62,16 +62,16 @@ class Stop(Exception):
 
 def first_prompts(trainer: Any) -> list[list[int]]:
     """The token ids of the first prompts that the engine is asked to continue."""
-    seen: list[list[int]] = []
+    prompts: list[list[int]] = []
 
     def sample(prompt_ids: list[list[int]]) -> None:
-        seen.extend(prompt_ids)
+        prompts.extend(prompt_ids)
         raise Stop
 
     trainer.sample = sample
     with pytest.raises(Stop):
         trainer.train()
-    return seen
+    return prompts
 
 
 TEMPLATE = (
@@ -290,16 +290,16 @@ def test_an_endless_stream_is_not_read_ahead(small_policy: Path, tmp_path: Path)
 
 
 def micro_batches(trainer: Any) -> list[dict[str, Any]]:
-    seen: list[dict[str, Any]] = []
+    recorded: list[dict[str, Any]] = []
     loss = trainer.loss
 
     def watched(model: Any, batch: dict[str, Any]) -> Any:
-        seen.append(batch)
+        recorded.append(batch)
         return loss(model, batch)
 
     trainer.loss = watched
     trainer.train()
-    return seen
+    return recorded
 
 
 @pytest.mark.filterwarnings("ignore:kl_cov does nothing on a batch")
@@ -315,9 +315,9 @@ def test_generation_batches_that_do_not_end_with_an_optimizer_step(
         ExplorationTrainer, steps_per_generation=per_generation, gradient_accumulation_steps=accumulated,
         max_steps=4, num_iterations=iterations, temperature=1.0, options={"strategies": ["kl_cov"]},
     )  # fmt: skip
-    seen = micro_batches(trainer)
-    assert len(seen) == 4 * accumulated
-    assert all(0 < len(batch["completion_ids"]) <= 4 for batch in seen)
+    recorded = micro_batches(trainer)
+    assert len(recorded) == 4 * accumulated
+    assert all(0 < len(batch["completion_ids"]) <= 4 for batch in recorded)
 
 
 def lengths_by_place(completion_ids: list[list[int]], **columns: Any) -> list[float]:
@@ -353,18 +353,18 @@ def well_formed(completions: list[str], **columns: Any) -> list[float]:
 
 def batch_of(trainer: Any) -> Any:
     """The first `Batch` that the strategies see."""
-    seen: list[Any] = []
+    batches: list[Any] = []
 
     class Look(xs.Strategy):
         name = "look"
 
         def metrics(self, batch: Any) -> dict[str, float]:
-            seen.append(batch)
+            batches.append(batch)
             return {}
 
     trainer.strategies.append(Look())
     trainer.train()
-    return seen[0]
+    return batches[0]
 
 
 def test_a_wrong_answer_in_the_right_form_is_wrong(make_trainer: Callable[..., Any], small_policy: Path) -> None:
@@ -431,17 +431,17 @@ def test_the_step_is_told_when_sampling(make_trainer: Callable[..., Any]) -> Non
 
 def test_training_at_temperature_one(make_trainer: Callable[..., Any]) -> None:
     rates = dict.fromkeys(PROMPTS, 0.0)
-    seen = {}
+    recorded = {}
     for where in ("row", "one"):
         strategy = xs.ElementWiseTemperature(solve_rates=rates, hard=1.5, training_temperature=where)
         trainer = make_trainer(ExplorationTrainer, max_steps=1, options={"strategies": [strategy]})
-        seen[where] = batch_of(trainer), trainer._buffered_inputs[0]["row_temperature"]
-    assert set(seen["row"][1].tolist()) == {1.5}
-    assert set(seen["one"][1].tolist()) == {1.0}
-    assert set(seen["one"][0].temperature.tolist()) == {1.5}
-    mask = seen["row"][0].mask > 0
-    torch.testing.assert_close(seen["row"][0].sampling_logps[mask], seen["one"][0].sampling_logps[mask])
-    assert (seen["row"][0].old_logps - seen["one"][0].old_logps)[mask].abs().max() > 0.1
+        recorded[where] = batch_of(trainer), trainer._buffered_inputs[0]["row_temperature"]
+    assert set(recorded["row"][1].tolist()) == {1.5}
+    assert set(recorded["one"][1].tolist()) == {1.0}
+    assert set(recorded["one"][0].temperature.tolist()) == {1.5}
+    mask = recorded["row"][0].mask > 0
+    torch.testing.assert_close(recorded["row"][0].sampling_logps[mask], recorded["one"][0].sampling_logps[mask])
+    assert (recorded["row"][0].old_logps - recorded["one"][0].old_logps)[mask].abs().max() > 0.1
 
 
 def test_a_synced_reference_is_restored_by_a_resume(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
@@ -459,12 +459,14 @@ def test_a_synced_reference_is_restored_by_a_resume(make_trainer: Callable[..., 
 
 def generations_of(trainer: Any, checkpoint: Path) -> list[int | str]:
     """Places in the generation batch of the micro-batches of a resumed run, "new" before the first of each batch."""
-    seen: list[int | str] = []
+    recorded: list[int | str] = []
     score, loss = trainer.scored, trainer.loss
-    trainer.scored = lambda inputs: (seen.append("new"), score(inputs))[1]
-    trainer.loss = lambda *args: (seen.append(trainer.micro_step % trainer.args.steps_per_generation), loss(*args))[1]
+    trainer.scored = lambda inputs: (recorded.append("new"), score(inputs))[1]
+    trainer.loss = lambda *args: (recorded.append(trainer.micro_step % trainer.args.steps_per_generation), loss(*args))[
+        1
+    ]
     trainer.train(resume_from_checkpoint=str(checkpoint))
-    return seen
+    return recorded
 
 
 def test_a_resume_with_other_accumulation_begins_a_batch_with_its_first_part(

@@ -160,12 +160,12 @@ def test_what_has_to_differ_is_what_was_asked_for(make: Make) -> None:
         ("reward", "normalize_then_sum", 0.0): [False, False, True, True, True, False],
         ("correct", "sum_then_normalize", 1.0): [False, False, True, True, True, False],
     }
-    for (what, aggregation, weight), expected in by.items():
-        trainer.dynamic_sampling = DynamicSampling(by=what)
+    for (quantity, aggregation, weight), expected in by.items():
+        trainer.dynamic_sampling = DynamicSampling(by=quantity)
         trainer.multi_objective_aggregation = aggregation
         trainer.reward_weights = torch.tensor([1.0, weight])
         assert trainer._varied_groups(SampledGroups([], RewardedRows([], {}, parts), {})) == expected, (
-            what,
+            quantity,
             aggregation,
             weight,
         )
@@ -313,11 +313,11 @@ def test_all_that_comes_after_sees_the_rows_that_are_trained_on(make: Make) -> N
 
 def test_a_reward_function_that_changes_what_it_is_given_changes_copies(make: Make) -> None:
     """As in TRL, where the batch is made before it is rewarded."""
-    seen: list[tuple[str, list[int]]] = []
+    recorded: list[tuple[str, list[int]]] = []
 
     def careless(prompts: Any, completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
         for prompt, ids in zip(prompts, completion_ids, strict=True):
-            seen.append((prompt[-1]["content"], list(ids)))
+            recorded.append((prompt[-1]["content"], list(ids)))
             prompt.append({"role": "assistant", "content": "sure"})
             ids.append(9)
         return [float(row % 2) for row in range(len(prompts))]
@@ -331,7 +331,7 @@ def test_a_reward_function_that_changes_what_it_is_given_changes_copies(make: Ma
     trainer.scored = lambda inputs: (outputs.append(scored(inputs)), outputs[-1])[1]
     trainer.train()
     (output,) = outputs
-    for row, (prompt, ids) in enumerate(seen):
+    for row, (prompt, ids) in enumerate(recorded):
         prompt_ids = output["prompt_ids"][row][output["prompt_mask"][row] > 0]
         assert trainer.tokenizer.decode(prompt_ids) == prompt
         assert output["completion_ids"][row][output["completion_mask"][row] > 0].tolist() == ids

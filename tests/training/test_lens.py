@@ -138,16 +138,16 @@ def test_columns_are_what_full_logits_say(make_trainer: Make, engine: str) -> No
     assert {"logp_after"} == columns.keys() - first.keys()
     assert all(first[name] == columns[name] for name in first)
     assert columns["correct"] == [reward >= 0.3 for reward in columns["reward/digits"]]
-    known = [row for row, tokens in enumerate(columns["tokens"]) if tokens is not None]
+    inspected = [row for row, tokens in enumerate(columns["tokens"]) if tokens is not None]
     close = [row for row, sizes in enumerate(columns["update_size"]) if sizes is not None]
     assert close == [0, 2, 5]
-    assert known == (sorted({*range(4), *close}) if engine == "explorl" else close)
+    assert inspected == (sorted({*range(4), *close}) if engine == "explorl" else close)
     model = trainer.model
     forward = type(model).forward
     model.forward = forward.__get__(model)
     model.eval()
     tokenizer = trainer.processing_class
-    for row in known:
+    for row in inspected:
         prompt, ids = columns["prompt_ids"][row], columns["token_ids"][row]
         assert columns["tokens"][row] == [tokenizer.decode([token]) for token in ids]
         logits, states = full_logits(model, weights.states[0], prompt, ids)
@@ -352,7 +352,7 @@ def test_position_profile_by_hand() -> None:
 
 def test_fastest_drop_is_weighted_least_squares() -> None:
     """Tokens 0–4 in batch after batch: NumPy's slope over all occurrences, old ones counting less."""
-    observer, seen = FastestDrop(share=0.4, decay=0.9, least=2.0), []
+    observer, observations = FastestDrop(share=0.4, decay=0.9, least=2.0), []
     falls = np.array([0.01, 0.05, -0.2, 0.03, 0.0])
     for number in range(8):
         view = made_up(seed=number)
@@ -360,14 +360,14 @@ def test_fastest_drop_is_weighted_least_squares() -> None:
         view = made_up(seed=number, entropy=entropy)
         metrics = observer.see(view)
         for row, column in zip(*np.nonzero(view.mask.numpy()), strict=True):
-            seen.append(
+            observations.append(
                 (number, int(view.token_ids[row, column]), float(entropy[row, column]), float(view.advantage[row]))
             )
         if number == 4:  # what a checkpoint keeps is all that there is to know
             state = observer.state_dict()
             observer = FastestDrop(share=0.4, decay=0.9, least=2.0)
             observer.load_state_dict(state)
-    steps, ids, values, advantages = (np.array(column) for column in zip(*seen, strict=True))
+    steps, ids, values, advantages = (np.array(column) for column in zip(*observations, strict=True))
     weights = 0.9 ** (7 - steps)
     slopes = {
         token: np.polyfit(steps[ids == token], values[ids == token], 1, w=np.sqrt(weights[ids == token]))[0]

@@ -75,7 +75,7 @@ def one_letter(completions: list[str], **columns: Any) -> list[float]:
 def test_rows_without_advantage_are_left_out(
     make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, loss: str, strategies: list[str]
 ) -> None:
-    seen: dict[bool, int] = {}
+    row_counts: dict[bool, int] = {}
     logs, gradients = [], []
     for leave_out in (True, False):
         recorder = Gradients()
@@ -93,10 +93,10 @@ def test_rows_without_advantage_are_left_out(
             trainer, "loss", lambda m, i, c=compute, r=rows: (r.append(len(i["completion_ids"])), c(m, i))[1]
         )
         trainer.train()
-        seen[leave_out] = sum(rows)
+        row_counts[leave_out] = sum(rows)
         gradients.append(recorder.steps[0])
         logs.append(next(entry for entry in trainer.state.log_history if "entropy" in entry))
-    assert seen == {True: 8, False: 16}
+    assert row_counts == {True: 8, False: 16}
     assert gradients[1].norm() > 0
     assert (gradients[0] - gradients[1]).norm() < 1e-5 * gradients[1].norm()
     assert logs[0]["entropy"] == pytest.approx(logs[1]["entropy"], rel=1e-4)

@@ -65,7 +65,7 @@ def test_the_engine_samples_from_a_shadow_of_what_the_optimizer_moves(
     trainer = make_trainer(ExplorationTrainer, **DEFAULTS, max_steps=3, learning_rate=1e-2)
     engine = trainer._engine
     assert engine is not None
-    seen: list[torch.Tensor] = []
+    weights_used: list[torch.Tensor] = []
     sample = trainer.sample
 
     def watched(prompt_ids: list[list[int]]) -> Any:
@@ -75,13 +75,13 @@ def test_the_engine_samples_from_a_shadow_of_what_the_optimizer_moves(
             shadow = dict(trainer.model.named_parameters())[name]
             assert shadow.dtype == torch.bfloat16
             torch.testing.assert_close(shadow.float(), weight.to(torch.bfloat16).float(), rtol=0, atol=0)
-            seen.append(shadow.clone())
+            weights_used.append(shadow.clone())
         return sampled
 
     trainer.sample = watched
     trainer.train()
-    assert len(seen) == 3
-    assert not torch.equal(seen[0], seen[2])
+    assert len(weights_used) == 3
+    assert not torch.equal(weights_used[0], weights_used[2])
     assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
     states = [state["exp_avg"].dtype for state in trainer.optimizer.state.values()]
     assert set(states) == {torch.float32}

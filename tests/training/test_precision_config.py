@@ -99,10 +99,10 @@ def test_what_is_trained_in_which_precision(
 ) -> None:
     config = config_of(small_policy, dtype, lora=lora)
     store = RunStore.create(tmp_path / "run", config.dump())
-    seen: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
 
     def train(self: Any, **kwargs: Any) -> None:
-        seen.update(
+        recorded.update(
             trained={p.dtype for p in self.model.parameters() if p.requires_grad},
             frozen={p.dtype for p in self.model.parameters() if not p.requires_grad},
             autocast=self.accelerator.native_amp,
@@ -114,9 +114,9 @@ def test_what_is_trained_in_which_precision(
     with warnings.catch_warnings(record=True) as caught, pytest.raises(Seen):
         warnings.simplefilter("always")
         run(config, store, console=Console(quiet=True))
-    assert seen["trained"] == {trained}
-    assert seen["frozen"] == ({frozen} if frozen else set())
-    assert seen["autocast"] == (dtype != "float32")
+    assert recorded["trained"] == {trained}
+    assert recorded["frozen"] == ({frozen} if frozen else set())
+    assert recorded["autocast"] == (dtype != "float32")
     messages = [str(w.message) for w in caught if LOST in str(w.message)]
     assert len(messages) == warned
     assert all("use bfloat16" in message for message in messages)
@@ -148,18 +148,18 @@ def test_grpo_in_mixed_precision(
     """Weights and optimizer stay float32."""
     config = config_of(small_policy, "bfloat16", beta=0.1)
     config.rollout.engine = engine  # type: ignore[assignment]
-    seen: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     train = StoredExplorationTrainer.train
 
     def watched(self: Any, **kwargs: Any) -> Any:
         result = train(self, **kwargs)
-        seen["states"] = {v.dtype for state in self.optimizer.state.values() for v in state.values() if v.ndim}
+        recorded["states"] = {v.dtype for state in self.optimizer.state.values() for v in state.values() if v.ndim}
         return result
 
     monkeypatch.setattr(StoredExplorationTrainer, "train", watched)
     store = RunStore.create(tmp_path / "run", config.dump())
     made = run_grpo(config, store, console=Console(quiet=True))
-    assert seen["states"] == {torch.float32}
+    assert recorded["states"] == {torch.float32}
     assert {value.dtype for value in load_file(made / "model.safetensors").values()} == {torch.float32}
     assert [record["step"] for record in store.metrics() if record["kind"] == "train"] == [1, 2]
 

@@ -136,9 +136,9 @@ def test_advantages_are_changed_in_the_order_of_the_list() -> None:
 def test_all_advantages_are_changed_before_anything_else_is_asked() -> None:
     spy = Spy()
     shape([spy, Add(1.0), Times(2.0)], make_batch())
-    (seen,) = spy.seen
-    equal(seen.advantages, [[4, 4, 4], [-2, -2, 0]])
-    equal(seen.mask, MASK)
+    (batch,) = spy.seen
+    equal(batch.advantages, [[4, 4, 4], [-2, -2, 0]])
+    equal(batch.mask, MASK)
 
 
 def test_the_batch_itself_is_left_alone() -> None:
@@ -257,8 +257,8 @@ def show(make_trainer: Callable[..., Any]) -> Show:
         trainer.reward_funcs[0] = reward
         trainer.model.train()
         output = trainer._generate_and_score_completions([{"prompt": text} for text in ANSWERS for _ in range(2)])
-        (seen,) = trainer.strategies[0].seen
-        return trainer, output, seen
+        (batch,) = trainer.strategies[0].seen
+        return trainer, output, batch
 
     return make
 

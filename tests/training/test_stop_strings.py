@@ -232,22 +232,22 @@ def test_a_function_that_samples_by_itself(make: Make) -> None:
 
 def test_held_out_answers_end_at_the_same_strings(make: Make) -> None:
     trainer, _, _ = make({"stop": STOPS})
-    seen: list[str] = []
+    scored: list[str] = []
 
     def reward(completions: list[str], **_: Any) -> list[float]:
-        seen.extend(completions)
+        scored.extend(completions)
         return [0.0] * len(completions)
 
     held_out = Dataset.from_dict({"prompt": PROMPTS[:2]})
     callback = PassAtK(held_out, reward, samples=8)
     trainer.add_callback(callback)
     trainer.train()
-    assert sum(ends_at(text, STOPS) for text in seen) > 0
-    seen.clear()
+    assert sum(ends_at(text, STOPS) for text in scored) > 0
+    scored.clear()
     PassAtK(held_out, reward, samples=8, stop=()).on_train_end(
         trainer.args, trainer.state, None, model=trainer.model, processing_class=trainer.tokenizer
     )
-    assert any("3" in text[:-1] for text in seen)
+    assert any("3" in text[:-1] for text in scored)
 
 
 def test_rewards_see_the_whole_last_token_with_calls_and_without(tmp_path: Path) -> None:

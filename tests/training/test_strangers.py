@@ -82,11 +82,11 @@ def test_strategies_see_the_rewards_that_a_subclass_gives(make_trainer: Callable
 
 def test_a_loss_that_a_subclass_computes_sees_trls_micro_batches(make_trainer: Callable[..., Any]) -> None:
     """As many rows in each, also those without an advantage, and log π_old when a batch comes again."""
-    seen: list[dict[str, Any]] = []
+    recorded: list[dict[str, Any]] = []
 
     class Mine(ExplorationTrainer):
         def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-            seen.append(dict(inputs))
+            recorded.append(dict(inputs))
             return super()._compute_loss(model, dict(inputs))
 
     trainer = make_trainer(
@@ -96,8 +96,8 @@ def test_a_loss_that_a_subclass_computes_sees_trls_micro_batches(make_trainer: C
     assert trainer.has_own_loss
     assert not make_trainer(ExplorationTrainer).has_own_loss
     trainer.train()
-    assert [len(inputs["completion_ids"]) for inputs in seen] == [3] * 16
-    for first, again in zip(seen[:4], seen[4:8], strict=True):
+    assert [len(inputs["completion_ids"]) for inputs in recorded] == [3] * 16
+    for first, again in zip(recorded[:4], recorded[4:8], strict=True):
         torch.testing.assert_close(first["old_per_token_logps"], again["old_per_token_logps"], rtol=0, atol=0)
     assert trainer.state.log_history[1]["clip_ratio/region_mean"] > 0
 
@@ -310,7 +310,7 @@ def test_a_later_temperature_takes_the_training_temperature_with_it() -> None:
     options = {"max_tokens": 4}
     rates = {"a": 0.5, "b": 0.5}
     curve = [xs.AnnealedTemperature(), xs.AnnealedTemperature(training_temperature="one")]
-    flat = [xs.ElementWiseTemperature(solve_rates=rates, training_temperature=how) for how in ("row", "one")]
+    flat = [xs.ElementWiseTemperature(solve_rates=rates, training_temperature=mode) for mode in ("row", "one")]
     for first, second in ((flat[1], curve[0]), (curve[1], flat[0])):
         draw = SamplingPlan(dict(options), [first, second], ["a", "b"], 0)
         assert draw.training_temperature is draw.sampling_temperature

@@ -47,7 +47,7 @@ def by_hand(trainer: Any, batch: dict[str, Any], temperatures: torch.Tensor) -> 
 def test_the_first_pass_sees_what_was_recorded(make_trainer: Callable[..., Any], packed: bool | None) -> None:
     options = {"strategies": [CURVE, Looks()], "packed": packed}
     trainer = make_trainer(ExplorationTrainer, options=options, pad_to_multiple_of=8, temperature=0.9)
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    passes: list[tuple[torch.Tensor, torch.Tensor]] = []
     ours = trainer._logps
 
     def looked(batch: Any, **kwargs: Any) -> Any:
@@ -60,15 +60,15 @@ def test_the_first_pass_sees_what_was_recorded(make_trainer: Callable[..., Any],
             logps, entropy = by_hand(trainer, batch, temperatures)
             torch.testing.assert_close(outputs[0].double()[counted], logps[counted], atol=2e-5, rtol=0)
             torch.testing.assert_close(outputs[1].double()[counted], entropy[counted], atol=2e-5, rtol=0)
-            seen.append((outputs[0].detach()[counted], batch["completion_ids"][counted]))
+            passes.append((outputs[0].detach()[counted], batch["completion_ids"][counted]))
         return outputs
 
     trainer._logps = looked
     trainer.train()
-    assert seen
+    assert passes
     batch = trainer.strategies[1].memory["batch"]
     recorded = batch.logps[batch.mask > 0]
-    last = torch.cat([logps for logps, _ in seen[-2:]])  # two micro-batches are the last generation batch
+    last = torch.cat([logps for logps, _ in passes[-2:]])  # two micro-batches are the last generation batch
     torch.testing.assert_close(last.sort().values, recorded.sort().values, atol=1e-4, rtol=0)
     # The temperature of a row is the mean over its tokens.
     lengths = batch.mask.sum(1).int().tolist()

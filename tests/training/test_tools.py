@@ -119,14 +119,14 @@ def test_no_strategy_looks_at_a_tools_tokens(batch: Batch, name: str) -> None:
     counted = batch.mask > 0
     for options in SETTINGS[name]:
         results = []
-        for seen in (batch, spoilt(batch)):
+        for variant in (batch, spoilt(batch)):
             strategies = build_all([of_rows({name: options})])
-            shaped = shape(strategies, seen, lambda rewards: rewards - rewards.mean())
+            shaped = shape(strategies, variant, lambda rewards: rewards - rewards.mean())
             inputs: dict[str, Any] = {f"kept/{key}": value for key, value in shaped.kept.items()}
-            rows = {f"row_{key}": getattr(seen, key) for key in ROW_FIELDS}
-            inputs |= {"recorded_entropy": seen.entropy, "ref_per_token_logps": seen.ref_logps, **rows}
+            rows = {f"row_{key}": getattr(variant, key) for key in ROW_FIELDS}
+            inputs |= {"recorded_entropy": variant.entropy, "ref_per_token_logps": variant.ref_logps, **rows}
             terms = penalties(
-                strategies, inputs, logps=seen.logps - 0.1, old_logps=seen.old_logps, mask=seen.mask,
+                strategies, inputs, logps=variant.logps - 0.1, old_logps=variant.old_logps, mask=variant.mask,
                 advantages=shaped.advantages, temperature=1.0, step=0,
             )  # fmt: skip
             tensors = [shaped.advantages, shaped.loss_mask, shaped.weights, shaped.kl_weights]
@@ -214,10 +214,10 @@ def test_no_gradient_and_no_logged_number_comes_from_a_tools_tokens(
 
 
 def test_lengths_and_rewards_are_of_what_the_policy_wrote(make: Make) -> None:
-    seen: list[list[str]] = []
+    scored: list[list[str]] = []
 
     def digits(completions: list[str], **columns: Any) -> list[float]:
-        seen.append(list(completions))
+        scored.append(list(completions))
         return [float(len(text) % 3) for text in completions]
 
     watching, recorded = Watching(), []
@@ -230,13 +230,13 @@ def test_lengths_and_rewards_are_of_what_the_policy_wrote(make: Make) -> None:
     assert logged["completions/mean_length"] == pytest.approx(lengths.mean().item())
     assert logged["completions/max_length"] == lengths.max().item()
     assert logged["num_tokens"] == lengths.sum() + sum(len(prompt) for prompt in columns["prompt"])
-    assert seen[0] == columns["completion"]
+    assert scored[0] == columns["completion"]
     counts = [len(calls) for calls in columns["calls"]]
     assert logged["tools/callers"] == sum(map(bool, counts)) / len(counts)
     for row, calls in enumerate(columns["calls"]):
         text = columns["transcript"][row]
-        shown = [call["text"].strip().splitlines()[-1] for call in calls if call["status"] != "refused"]
-        assert all(f"={line}>" in text + ">" for line in shown[:-1])
+        outputs = [call["text"].strip().splitlines()[-1] for call in calls if call["status"] != "refused"]
+        assert all(f"={line}>" in text + ">" for line in outputs[:-1])
         assert len(columns["completion"][row]) <= len(text)
         assert (columns["completion"][row] == text) == (not calls)
         tokens, entropy = columns["tokens"][row], columns["entropy"][row]
@@ -262,34 +262,34 @@ def calling(*sources: str) -> Delimiters:
 
 
 def test_an_answer_that_a_program_prints_is_not_an_answer(make: Make) -> None:
-    seen: list[str] = []
+    scored: list[str] = []
 
     def bracketed(completions: list[str], **columns: Any) -> list[float]:
-        seen.extend(completions)
+        scored.extend(completions)
         return [float("[12]" in text) for text in completions]
 
     printing = calculator(fence=calling("print('[12]')"))
     trainer = make(reward=bracketed, options={"correct": ("bracketed", 1.0), "interpreter": printing})
     trainer.train()
-    assert "<" in "".join(seen)
+    assert "<" in "".join(scored)
     assert "[12]" in "".join(trainer.logs["completion"])  # what is shown has it
     assert trainer.state.log_history[0]["reward"] == 0
 
 
 def test_messages_are_rewarded_for_the_policys_own_words_too(make: Make) -> None:
-    seen: list[list[dict[str, str]]] = []
+    scored: list[list[dict[str, str]]] = []
     recorded: list[dict[str, list[Any]]] = []
 
     def contents(completions: list[Any], **columns: Any) -> list[float]:
-        seen.extend(completions)
+        scored.extend(completions)
         return [float(len(message["content"]) % 3) for (message,) in completions]
 
     options = {"on_rollouts": lambda step, columns: recorded.append(columns), "correct": ("contents", 1.0)}
     prompts = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     trainer = make("ppl_shaping", options=options, reward=contents, prompts=prompts)
     trainer.train()
-    assert [message["content"] for (message,) in seen] == recorded[0]["completion"]
-    assert {message["role"] for (message,) in seen} == {"assistant"}
+    assert [message["content"] for (message,) in scored] == recorded[0]["completion"]
+    assert {message["role"] for (message,) in scored} == {"assistant"}
     assert recorded[0]["completion"] != recorded[0]["transcript"]
 
 
@@ -321,8 +321,10 @@ def test_micro_batches_and_resuming_change_nothing(make: Make, tmp_path: Path) -
         assert [actual[key] for key in near] == pytest.approx([expected[key] for key in near], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("how", [{"dynamic_sampling": True}, {"skip_solved": {"visits": 1}}], ids=["dynamic", "skip"])
-def test_prompts_are_exchanged_with_their_calls(make: Make, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "replacement", [{"dynamic_sampling": True}, {"skip_solved": {"visits": 1}}], ids=["dynamic", "skip"]
+)
+def test_prompts_are_exchanged_with_their_calls(make: Make, replacement: dict[str, Any]) -> None:
     def digits(completions: list[str], prompts: list[str], **columns: Any) -> list[float]:
         """The prompts that begin with 1 or 2 teach nothing."""
         return [
@@ -331,7 +333,7 @@ def test_prompts_are_exchanged_with_their_calls(make: Make, how: dict[str, Any])
         ]
 
     steps: list[Any] = []
-    options = {"on_rollouts": lambda step, columns: steps.append(columns), "token_records": 2, **how}
+    options = {"on_rollouts": lambda step, columns: steps.append(columns), "token_records": 2, **replacement}
     trainer = make("ppl_shaping", options=options, reward=digits, max_steps=3)
     trainer.train()
     for columns in steps:

@@ -47,8 +47,8 @@ def test_rotated_rows(heads: tuple[int, int]) -> None:
     rotated = apply_rotary_pos_emb(query, key, cos, sin)
     expected = tuple(rows._spread(tensor) for tensor in (*rotated, value))
     actual = RotatedRows.apply(query, key, value, cos, sin, rows, None)
-    seen = (rows.source != 0) | (torch.arange(len(rows.source), device=DEVICE) == rows.slots[0])  # padding is any token
-    weights = seen.view(3, 1, 6, 1).float()
+    mask = (rows.source != 0) | (torch.arange(len(rows.source), device=DEVICE) == rows.slots[0])  # padding is any token
+    weights = mask.view(3, 1, 6, 1).float()
     compare(
         tuple(value * weights for value in actual), tuple(value * weights for value in expected), [query, key, value]
     )

@@ -507,12 +507,16 @@ KNOWN: dict[str, str] = {}
 """Cases with a fault that is known, and what it is."""
 
 
-def parameters(names: Sequence[str], known: dict[str, str] | None = None) -> list[Any]:
+def parameters(names: Sequence[str], known_failures: dict[str, str] | None = None) -> list[Any]:
     """The slow ones marked as such, and those that show a known fault."""
 
     def marks(name: str) -> list[Any]:
         slow = [pytest.mark.slow] if name in SLOW else []
-        fault = [pytest.mark.xfail(strict=True, reason=known[name])] if known and name in known else []
+        fault = (
+            [pytest.mark.xfail(strict=True, reason=known_failures[name])]
+            if known_failures and name in known_failures
+            else []
+        )
         return slow + fault
 
     return [pytest.param(name, marks=marks(name)) for name in names]

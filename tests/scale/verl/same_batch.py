@@ -38,26 +38,26 @@ def trainer_for(out: Path, strategies: list[Any], rows: int) -> ExplorationTrain
 
 def differences(trainer: ExplorationTrainer, record: dict[str, Any]) -> dict[str, float]:
     """Of TRL's advantages, and of everything that the strategies say, between the two trainers."""
-    seen, shaped, columns = record["batch"], record["shaped"], record["columns"]
-    rewards = seen["rewards"]
+    batch, shaped, columns = record["batch"], record["shaped"], record["columns"]
+    rewards = batch["rewards"]
     base = trainer.normalised(rewards)
     lengths = columns["lengths"]
     output = {
         "completion_ids": columns["responses"],
         "completion_mask": (torch.arange(columns["responses"].size(1)) < lengths.unsqueeze(1)).long(),
         "advantages": base,
-        "old_per_token_logps": seen["old_logps"],
-        "ref_per_token_logps": seen["ref_logps"],
+        "old_per_token_logps": batch["old_logps"],
+        "ref_per_token_logps": batch["ref_logps"],
     }
-    trainer.reward_parts = seen["correctness"].unsqueeze(1)
-    trainer._prompts = list(seen["prompts"])
+    trainer.reward_parts = batch["correctness"].unsqueeze(1)
+    trainer._prompts = list(batch["prompts"])
     trainer.stopped = [False] * len(trainer._prompts)
-    trainer._sampling_temperature = seen["temperature"]
-    trainer.state.global_step = seen["step"]
-    recorded = TokenStats(seen["logps"], seen["entropy"], None, seen["sampling_logps"])
+    trainer._sampling_temperature = batch["temperature"]
+    trainer.state.global_step = batch["step"]
+    recorded = TokenStats(batch["logps"], batch["entropy"], None, batch["sampling_logps"])
     trainer._shape(output, recorded, rewards)
     pairs = {
-        "base": (base.unsqueeze(1) * seen["mask"], seen["advantages"]),
+        "base": (base.unsqueeze(1) * batch["mask"], batch["advantages"]),
         "advantages": (output["advantages"], shaped["advantages"]),
         "loss_mask": (output["loss_mask"], shaped["loss_mask"]),
         "weights": (output["token_weights"], shaped["weights"]),
