@@ -58,16 +58,16 @@ def contenders(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
     common = ["--device", options.device, "--dtype", options.dtype]
     for load in LOADS:
         lengths = ["--max-tokens", load.tokens] if load.tokens.isdigit() else ["--lengths", load.tokens]
-        what = ["rollout.py", "--shape", load.shape, "--requests", str(load.requests), *lengths, *common]
-        yield f"{load.name}-engine", [*what, "--repeats", str(load.repeats), "--skip", "generate", "static", "mixed"]
+        command = ["rollout.py", "--shape", load.shape, "--requests", str(load.requests), *lengths, *common]
+        yield f"{load.name}-engine", [*command, "--repeats", str(load.repeats), "--skip", "generate", "static", "mixed"]
         if load.generate:
-            yield f"{load.name}-generate", [*what, "--repeats", "1", "--skip", "static", "engine", "mixed"]
+            yield f"{load.name}-generate", [*command, "--repeats", "1", "--skip", "static", "engine", "mixed"]
     for tuned in (False, True):
         for shape in shapes:
             loads = [load for load in LOADS if load.shape == shape]
-            what = ["rollout_vllm.py", *(load.key for load in loads), "--shape", shape, "--dtype", options.dtype]
-            what += ["--repeats", str(min(2, *(load.repeats for load in loads), 2)), *(["--tuned"] if tuned else [])]
-            yield f"{shape}-vllm{'-tuned' if tuned else ''}", what
+            command = ["rollout_vllm.py", *(load.key for load in loads), "--shape", shape, "--dtype", options.dtype]
+            command += ["--repeats", str(min(2, *(load.repeats for load in loads), 2)), *(["--tuned"] if tuned else [])]
+            yield f"{shape}-vllm{'-tuned' if tuned else ''}", command
 
 
 def main() -> int:
@@ -129,9 +129,9 @@ def table(out: Path) -> Iterator[str]:
         if generate:
             cells[3] = f"{generate['results'][0]['tokens_per_second']:,.0f}"
         for tuned in ("", "-tuned"):
-            found = (_read(out / f"{load.shape}-vllm{tuned}.json") or {"loads": {}})["loads"].get(load.key)
-            for how in ("plain", "logprobs"):
-                cells.append(f"{found[how]['tokens_per_second']:,.0f}" if found else "–")
+            measured = (_read(out / f"{load.shape}-vllm{tuned}.json") or {"loads": {}})["loads"].get(load.key)
+            for mode in ("plain", "logprobs"):
+                cells.append(f"{measured[mode]['tokens_per_second']:,.0f}" if measured else "–")
         yield f"| {load.name}: {load.shape}, {load.requests} × {load.tokens} | {' | '.join(cells)} |"
 
 

@@ -80,13 +80,13 @@ class Cost:
 # ---------------------------------------------------------------- the batch
 
 
-def own_rows(cell: Cell, place: int) -> tuple[TokenStats, dict[str, Tensor], Tensor]:
+def own_rows(cell: Cell, rank: int) -> tuple[TokenStats, dict[str, Tensor], Tensor]:
     """Return token statistics and TRL's dictionary of this process's rows, and the rewards of all rows."""
     count = cell.rows // cell.processes
     rewards = (torch.randn(cell.rows, generator=torch.Generator().manual_seed(0)) > 0).float().to(cell.device)
     advantages = grpo_advantages(rewards, torch.arange(cell.rows, device=cell.device) // GENERATIONS)
     fields: list[list[Tensor]] = [[], [], [], [], []]
-    for row in range(place * count, (place + 1) * count):
+    for row in range(rank * count, (rank + 1) * count):
         draw = torch.Generator().manual_seed(row + 1)
         length = int(torch.randint(cell.tokens // 4, cell.tokens + 1, (), generator=draw))
         present = (torch.arange(cell.tokens) < length).float()
@@ -102,12 +102,12 @@ def own_rows(cell: Cell, place: int) -> tuple[TokenStats, dict[str, Tensor], Ten
     output = {
         "completion_ids": present.long(),
         "completion_mask": present.long(),
-        "advantages": advantages[place * count : (place + 1) * count],
+        "advantages": advantages[rank * count : (rank + 1) * count],
     }
     return TokenStats(logps, entropy, branching, sampling_logps), output, rewards
 
 
-def step(cell: Cell, place: int, rows: tuple[TokenStats, dict[str, Tensor], Tensor]) -> tuple[Batch, dict[str, Any]]:
+def step(cell: Cell, rank: int, rows: tuple[TokenStats, dict[str, Tensor], Tensor]) -> tuple[Batch, dict[str, Any]]:
     """Do what the trainer does after sampling a batch."""
     recorded, output, rewards = rows[0], dict(rows[1]), rows[2]
     count = cell.rows // cell.processes
@@ -115,7 +115,7 @@ def step(cell: Cell, place: int, rows: tuple[TokenStats, dict[str, Tensor], Tens
         SimpleNamespace(gather=gather, pad_across_processes=pad_across_processes),
         recorded,
         output,
-        prompts=[f"What is {(place * count + row) // GENERATIONS} + 1?" for row in range(count)],
+        prompts=[f"What is {(rank * count + row) // GENERATIONS} + 1?" for row in range(count)],
         parts=rewards.unsqueeze(1),
         rewards=rewards,
         correct=Correct.of(("score", 1.0), ["score"]),
@@ -127,7 +127,7 @@ def step(cell: Cell, place: int, rows: tuple[TokenStats, dict[str, Tensor], Tens
         max_length=cell.tokens,
         gathered=cell.gathered,
     )
-    put_back(shape(build_all(cell.strategies), batch), output, batch, process=place, penalties=True)
+    put_back(shape(build_all(cell.strategies), batch), output, batch, process=rank, penalties=True)
     return batch, output
 
 
@@ -186,18 +186,18 @@ def _resident(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def measured(cell: Cell, place: int) -> tuple[Cost, dict[str, Any]]:
+def measured(cell: Cell, rank: int) -> tuple[Cost, dict[str, Any]]:
     """Measure the memory of one step, and the traffic and time of a second one."""
-    rows = own_rows(cell, place)
+    rows = own_rows(cell, rank)
     memory = Memory(cell.device)
-    batch, output = step(cell, place, rows)
+    batch, output = step(cell, rank, rows)
     cost = Cost(batch=_bytes(batch), peak=memory.above())
     del batch, output
     traffic = Traffic()
     with traffic.counted(cell.processes):
         _synchronized(cell)
         start = time.perf_counter()
-        _, output = step(cell, place, rows)
+        _, output = step(cell, rank, rows)
         _synchronized(cell)
         cost.seconds = time.perf_counter() - start
     cost.sent, cost.calls = traffic.sent, traffic.calls
@@ -217,18 +217,18 @@ def _synchronized(cell: Cell) -> None:
 # ---------------------------------------------------------------- processes
 
 
-def one_process(place: int, cell: Cell, folder: str) -> None:
+def one_process(rank: int, cell: Cell, folder: str) -> None:
     torch.set_num_threads(1)
     if cell.processes > 1:
         for name in ("RANK", "LOCAL_RANK"):
-            os.environ[name] = str(place)
+            os.environ[name] = str(rank)
         for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ[name] = str(cell.processes)
         method = f"file://{folder}/store"
-        dist.init_process_group("gloo", init_method=method, rank=place, world_size=cell.processes)
+        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=cell.processes)
         assert PartialState(cpu=True, backend="gloo").num_processes == cell.processes
-    cost, output = measured(cell, place)
-    torch.save((asdict(cost), output), Path(folder) / f"{place}.pt")
+    cost, output = measured(cell, rank)
+    torch.save((asdict(cost), output), Path(folder) / f"{rank}.pt")
     if cell.processes > 1:
         dist.destroy_process_group()
 
@@ -239,15 +239,15 @@ def run(cell: Cell) -> tuple[list[Cost], list[dict[str, Any]]]:
             one_process(0, cell, folder)
         else:
             start_processes(one_process, (cell, folder), cell.processes, start_method="forkserver")
-        found = [torch.load(Path(folder) / f"{place}.pt", weights_only=False) for place in range(cell.processes)]
-    return [Cost(**cost) for cost, _ in found], [output for _, output in found]
+        measurements = [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(cell.processes)]
+    return [Cost(**cost) for cost, _ in measurements], [output for _, output in measurements]
 
 
-def difference(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> float:
+def difference(first: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> float:
     """Return the largest difference between the results of the two ways."""
     return max(
         float((mine[name].double() - theirs[name].double()).abs().max())
-        for mine, theirs in zip(one, other, strict=True)
+        for mine, theirs in zip(first, other, strict=True)
         for name in mine
     )
 
@@ -259,25 +259,27 @@ def compared(processes: int, shape: str, options: argparse.Namespace) -> list[di
     rows, tokens = map(int, shape.split("x"))
     if rows % processes or rows % GENERATIONS:
         raise SystemExit(f"--shapes {shape}: {rows} rows cannot be divided among {processes} processes in groups of 8")
-    found, outputs = [], []
+    measurements, outputs = [], []
     for gathered in [True] if processes == 1 else [True, False]:
         cell = Cell(processes, rows, tokens, gathered, tuple(options.strategies), options.device)
         costs, output = run(cell)
         outputs.append(output)
         most = {name: max(getattr(cost, name) for cost in costs) for name in asdict(costs[0])}
-        found.append({**asdict(cell), **most})
+        measurements.append({**asdict(cell), **most})
     if len(outputs) == 2:
-        found[1]["difference"] = difference(*outputs)
-    return found
+        measurements[1]["difference"] = difference(*outputs)
+    return measurements
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
-    shown = Table("processes", "answers x tokens", "batch is", "Batch MiB", "peak MiB", "sent MiB", "calls", "s")
-    for one in results:
-        sizes = [f"{one[name] / 2**20:.2f}" for name in ("batch", "peak", "sent")]
-        shape, kind = f"{one['rows']} x {one['tokens']}", "whole" if one["gathered"] else "in parts"
-        shown.add_row(str(one["processes"]), shape, kind, *sizes, str(one["calls"]), f"{one['seconds']:.2f}")
-    return shown
+    rendered = Table("processes", "answers x tokens", "batch is", "Batch MiB", "peak MiB", "sent MiB", "calls", "s")
+    for result in results:
+        sizes = [f"{result[name] / 2**20:.2f}" for name in ("batch", "peak", "sent")]
+        shape, kind = f"{result['rows']} x {result['tokens']}", "whole" if result["gathered"] else "in parts"
+        rendered.add_row(
+            str(result["processes"]), shape, kind, *sizes, str(result["calls"]), f"{result['seconds']:.2f}"
+        )
+    return rendered
 
 
 def main() -> None:
@@ -292,13 +294,13 @@ def main() -> None:
         raise SystemExit(f"--device {options.device} is for --processes 1; several processes run on the CPU")
     multiprocessing.get_context("forkserver").set_forkserver_preload(["accelerate", "explorl.training.grpo.batch"])
     results = [
-        one
+        result
         for processes in options.processes
         for shape in options.shapes
-        for one in compared(processes, shape, options)
+        for result in compared(processes, shape, options)
     ]
     Console().print(table(results))
-    differences = [one["difference"] for one in results if "difference" in one]
+    differences = [result["difference"] for result in results if "difference" in result]
     if differences:
         Console().print(f"largest difference between the two: {max(differences):.1e}")
     if options.json:

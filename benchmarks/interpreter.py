@@ -97,24 +97,24 @@ def processor_time() -> float:
 
 def private() -> list[float]:
     """Return the private memory of each descendant of the fork server, in MiB."""
-    found = []
+    sizes = []
     for pid in descendants():
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         except OSError:
             continue
-        found.append(sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024)
-    return found
+        sizes.append(sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024)
+    return sizes
 
 
 def descendants() -> list[int]:
     """Return the descendants of the fork server."""
     assert fork_server_client._running is not None
-    waiting, found = children(fork_server_client._running[0].pid), []
+    waiting, pids = children(fork_server_client._running[0].pid), []
     while waiting:
-        found.append(waiting.pop())
-        waiting += children(found[-1])
-    return found
+        pids.append(waiting.pop())
+        waiting += children(pids[-1])
+    return pids
 
 
 def children(pid: int) -> list[int]:

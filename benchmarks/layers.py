@@ -148,8 +148,8 @@ def time_layers(config: Any, dtype: torch.dtype) -> None:
     bias = config.model_type == "qwen2"
     everything = list(cases(config, bias))
     with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:
-        said = list(pool.map(compile_one, *zip(*everything, strict=True), [dtype] * len(everything)))
-    wrong = dict(zip(everything, said, strict=True))
+        reports = list(pool.map(compile_one, *zip(*everything, strict=True), [dtype] * len(everything)))
+    wrong = dict(zip(everything, reports, strict=True))
     for rows, tiles in CANDIDATES.items():
         modules = kernels = 0.0
         for product in products_of(config, bias):

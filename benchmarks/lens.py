@@ -225,7 +225,7 @@ def main() -> None:
         [sum(values[start : start + args.every]) / args.every for start in spans]
         for values in (clocks[0].seconds, clocks[1].seconds, clocks[0].busy, clocks[0].looking, clocks[1].looking)
     )
-    low, ratio, high = statistics.quantiles([one / other for one, other in zip(on, off, strict=True)], n=4)
+    low, ratio, high = statistics.quantiles([lensed / other for lensed, other in zip(on, off, strict=True)], n=4)
     weights = [trainer.model.state_dict() for trainer in trainers]
     same = all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -233,7 +233,7 @@ def main() -> None:
     print(f"{args.model} on {device}, {size}, {args.rate:.0%} of them inspected closely in 1 of {args.every} steps")
     print(f"a step without the lens {statistics.median(off):.3f} s, with it {statistics.median(on):.3f} s")
     print(f"ratio {ratio:.3f} (middle half of {len(on)}: {low:.3f} to {high:.3f}); goal at most 1.05")
-    added = [one - other for one, other in zip(looked_on, looked_off, strict=True)]
+    added = [lensed - other for lensed, other in zip(looked_on, looked_off, strict=True)]
     share = statistics.median(added) / statistics.median(busy)
     print(f"recording and reporting take {statistics.median(added):.3f} s more, {share:.1%} of a step without the lens")
     print(f"weights after {args.steps + 2} steps bitwise equal: {'yes' if same else 'no'}")

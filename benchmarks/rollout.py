@@ -402,10 +402,10 @@ def profile(load: Load, top: int = 30) -> None:
     tokens = run()
     torch.cuda.synchronize()
     wall = time.perf_counter() - start
-    with profiled(activities=[ProfilerActivity.CUDA]) as found:
+    with profiled(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
         torch.cuda.synchronize()
-    rows = [(event.self_device_time_total, event.count, event.key) for event in found.key_averages()]
+    rows = [(event.self_device_time_total, event.count, event.key) for event in profiler.key_averages()]
     rows = sorted((row for row in rows if row[0] > 0), reverse=True)
     steps = max((count for _, count, name in rows if "_sample_kernel" in name), default=load.max_tokens)
     busy = sum(row[0] for row in rows) / 1e6

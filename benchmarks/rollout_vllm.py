@@ -95,7 +95,7 @@ def measured(llm: Any, load: str, lengths: list[int], args: argparse.Namespace) 
             out = llm.generate(requests, params, use_tqdm=False)
             if repeat:  # the first run fills caches
                 seconds.append(time.perf_counter() - start)
-            tokens = sum(len(one.outputs[0].token_ids) for one in out)
+            tokens = sum(len(request.outputs[0].token_ids) for request in out)
         rate = tokens / statistics.median(seconds)
         results[name] = {"tokens": tokens, "seconds": seconds, "tokens_per_second": rate}
         median = statistics.median(seconds)

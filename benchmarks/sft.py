@@ -164,27 +164,27 @@ def profile(trainer: Any) -> None:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as found:
+    with torch.profiler.profile(activities=activities) as profiler:
         trainer.train()
     order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-    print(found.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=60))
+    print(profiler.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=60))
 
 
 def candidates(options: argparse.Namespace) -> list[Candidate]:
     fast = {"gradient_checkpointing": False, "train_sampling_strategy": "group_by_length"}
-    found = [Candidate("SFTTrainer, defaults", SFTTrainer, 8, steps=max(options.steps // 4, 1))]
+    chosen = [Candidate("SFTTrainer, defaults", SFTTrainer, 8, steps=max(options.steps // 4, 1))]
     for rows in options.micro:
-        found.append(Candidate(f"SFTTrainer, fast settings, {rows} rows", SFTTrainer, rows, fast))
+        chosen.append(Candidate(f"SFTTrainer, fast settings, {rows} rows", SFTTrainer, rows, fast))
     free = {"gradient_checkpointing": False, "padding_free": True, "max_length": None}
-    found.append(
+    chosen.append(
         Candidate(
             f"SFTTrainer, padding-free, {options.free} rows", SFTTrainer, options.free, free, max(options.steps // 4, 1)
         )
     )
-    found.append(Candidate("PackedSFTTrainer", PackedSFTTrainer, options.rows, {"gradient_checkpointing": False}))
+    chosen.append(Candidate("PackedSFTTrainer", PackedSFTTrainer, options.rows, {"gradient_checkpointing": False}))
     if options.compile:
-        found.append(Candidate("SFTTrainer, compiled", SFTTrainer, options.micro[-1], {**fast, "torch_compile": True}))
-    return found
+        chosen.append(Candidate("SFTTrainer, compiled", SFTTrainer, options.micro[-1], {**fast, "torch_compile": True}))
+    return chosen
 
 
 def report(results: dict[str, Any], facts: dict[str, Any], share: float) -> None:

@@ -47,8 +47,8 @@ class Row:
                     self.seen[tuple(text[end - n : end])] = end
 
     def follows(self, ngram: tuple[int, ...], length: int) -> list[int]:
-        place = self.seen.get(ngram)
-        return [] if place is None else self.text[place : place + length]
+        position = self.seen.get(ngram)
+        return [] if position is None else self.text[position : position + length]
 
 
 def passes(groups: Sequence[Sequence[Row]], length: int, siblings: bool) -> list[list[int]]:
@@ -58,15 +58,15 @@ def passes(groups: Sequence[Sequence[Row]], length: int, siblings: bool) -> list
         row.have = 0
         row.seen.clear()
         row.note(0)
-    found = []
+    numbers = []
     while going_on := [(row, group) for row, group in rows if row.have < len(row.answer)]:
         gains = [(row, gained(row, draft(row, group if siblings else [], length))) for row, group in going_on]
         for row, gain in gains:  # after the loop: no row may use what another gains in the same pass
             before = len(row.text)
             row.have += gain
             row.note(before)
-        found.append([gain for _, gain in gains])
-    return found
+        numbers.append([gain for _, gain in gains])
+    return numbers
 
 
 def draft(row: Row, group: Sequence[Row], length: int) -> list[int]:
@@ -74,9 +74,9 @@ def draft(row: Row, group: Sequence[Row], length: int) -> list[int]:
     for n in NGRAMS:
         ngram = tuple(text[-n:])
         for source in (row, *(other for other in group if other is not row)):
-            found = source.follows(ngram, length)
-            if found:
-                return found
+            follower = source.follows(ngram, length)
+            if follower:
+                return follower
     return []
 
 
@@ -122,12 +122,12 @@ def main() -> None:
     )
     for length in args.drafts:
         for siblings in (False, True):
-            found = passes(groups, length, siblings)
-            tail = [gain for gains in found if len(gains) <= args.tail for gain in gains]
-            mean = sum(map(sum, found)) / sum(map(len, found))
+            numbers = passes(groups, length, siblings)
+            tail = [gain for gains in numbers if len(gains) <= args.tail for gain in gains]
+            mean = sum(map(sum, numbers)) / sum(map(len, numbers))
             in_tail = f"{sum(tail) / len(tail):.2f} in the tail" if tail else "no tail"
             sources = "own text and siblings" if siblings else "own text"
-            print(f"  drafts of {length} from {sources}: {mean:.2f} tokens per pass, {in_tail}; {len(found)} passes")
+            print(f"  drafts of {length} from {sources}: {mean:.2f} tokens per pass, {in_tail}; {len(numbers)} passes")
 
 
 if __name__ == "__main__":

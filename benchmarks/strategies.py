@@ -311,10 +311,12 @@ class Bench:
 
     def temperatures(self, strategy: Strategy, rows: int) -> Tensor | None:
         """Return the temperatures that a strategy sets for some rows, or for each of their positions."""
-        said: Any = strategy.sampling(self.prompts[:rows], 0)
-        if "temperature_by_position" in said:
-            return torch.tensor(pad_schedules(said["temperature_by_position"], self.output["completion_ids"].size(1)))
-        return torch.tensor(said["temperature"]) if "temperature" in said else None
+        sampling: Any = strategy.sampling(self.prompts[:rows], 0)
+        if "temperature_by_position" in sampling:
+            return torch.tensor(
+                pad_schedules(sampling["temperature_by_position"], self.output["completion_ids"].size(1))
+            )
+        return torch.tensor(sampling["temperature"]) if "temperature" in sampling else None
 
     def updates(self, strategy: Strategy) -> float:
         """Time forward and backward of a part of the batch with the entropy's gradient, or with a temperature for each
@@ -357,15 +359,15 @@ class Bench:
         return least(steps, min(self.repeats, 3)) / RESET_EVERY
 
 
-def show(found: list[Overhead], title: str) -> None:
-    names = list(dict.fromkeys(part for one in found for part in one.parts))
+def show(overheads: list[Overhead], title: str) -> None:
+    names = list(dict.fromkeys(part for overhead in overheads for part in overhead.parts))
     table = Table(title=title)
     table.add_column("strategy", no_wrap=True)
     for name in [*names, "of a step"]:
         table.add_column(name, justify="right", no_wrap=True)
-    for one in sorted(found, key=lambda one: -one.ratio):
-        cells = [f"{1e3 * one.parts[name]:.2f}" if name in one.parts else "" for name in names]
-        table.add_row(one.strategy, *cells, f"{one.ratio:.2%}")
+    for overhead in sorted(overheads, key=lambda overhead: -overhead.ratio):
+        cells = [f"{1e3 * overhead.parts[name]:.2f}" if name in overhead.parts else "" for name in names]
+        table.add_row(overhead.strategy, *cells, f"{overhead.ratio:.2%}")
     console = Console()
     Console(width=console.width if console.is_terminal else 110).print(table)
 
@@ -394,12 +396,12 @@ def main() -> None:
         trainer.model.train()
         step = min(probe.steps)
         bench = Bench(trainer, step, args.repeats)
-        found = [bench.overhead(name) for name in args.only]
+        overheads = [bench.overhead(name) for name in args.only]
     name = torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or "CPU"
     size = f"{args.prompts * args.generations} answers of up to {args.max_tokens} tokens"
     where = f"{args.shape}, {args.dtype}, {name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     spread = f"{step:.2f} s, the longest of {len(probe.steps)} {max(probe.steps):.2f} s"
-    show(found, f"{where}\na step of {size}: {spread}\nparts in ms")
+    show(overheads, f"{where}\na step of {size}: {spread}\nparts in ms")
     if args.json:
         report = {
             "settings": {key: value for key, value in vars(args).items() if key != "json"},
@@ -407,7 +409,7 @@ def main() -> None:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "steps": probe.steps,
-            "strategies": [{**asdict(one), "ratio": one.ratio} for one in found],
+            "strategies": [{**asdict(overhead), "ratio": overhead.ratio} for overhead in overheads],
         }
         args.json.write_text(json.dumps(report, indent=2) + "\n")
 

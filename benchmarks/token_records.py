@@ -72,8 +72,8 @@ def candidates(
             states, weight, None, targets, 1.0, size, None, 1.0, ("log_probs", *outputs)
         )
 
-    def ours(**given: Any) -> Callable[[], Any]:
-        return lambda: token_records(states, weight, targets, **given)
+    def ours(**kwargs: Any) -> Callable[[], Any]:
+        return lambda: token_records(states, weight, targets, **kwargs)
 
     def set_up(lanes: int, warps: int) -> Callable[[], Any]:
         def call() -> Any:
@@ -82,19 +82,19 @@ def candidates(
 
         return call
 
-    found = {
+    passes = {
         "TRL log-prob": fused(),
         "TRL log-prob, entropy": fused("entropy"),
         "records": ours(),
         "records, τ = 0.7": ours(temperature=0.7),
     }
     for block in options.blocks:
-        found[f"records, block {block} MiB"] = ours(block=block * 2**20)
+        passes[f"records, block {block} MiB"] = ours(block=block * 2**20)
     if states.is_cuda:
         for lanes, warps in product(options.lanes, options.warps):
-            found[f"records, {lanes} lanes, {warps} warps"] = set_up(lanes, warps)
-        found.update(parts(states, weight, targets))
-    return found
+            passes[f"records, {lanes} lanes, {warps} warps"] = set_up(lanes, warps)
+        passes.update(parts(states, weight, targets))
+    return passes
 
 
 def parts(states: Tensor, weight: Tensor, targets: Tensor) -> dict[str, Callable[[], Any]]:
@@ -140,11 +140,11 @@ def measure(call: Callable[[], Any], device: str) -> tuple[float, int]:
 def differences(states: Tensor, weight: Tensor, targets: Tensor, rows: int) -> dict[str, float]:
     """Return the largest difference to the definitions on the first rows; for `other_ids`, the share that differs."""
     some = block_slices(states, weight)[0]
-    found = token_records(states[some], weight, targets[some])
+    actual = token_records(states[some], weight, targets[some])
     logits = (states[some] @ weight.t())[:rows]
     exact = defined_records(logits, targets[some][:rows], None, 0.95)
     result = {}
-    for name, got, wanted in zip(TokenRecords._fields, found, exact, strict=True):
+    for name, got, wanted in zip(TokenRecords._fields, actual, exact, strict=True):
         apart = (got[:rows].double() - wanted.double()).abs()
         result[name] = float((apart > 0).double().mean() if name == "other_ids" else apart.max())
     result["mean branching"] = float(exact.branching.double().mean())

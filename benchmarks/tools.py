@@ -107,10 +107,10 @@ class Times:
 
     def of(self, work: Callable[[], Any]) -> Any:
         start, used = time.perf_counter(), time.process_time()
-        found = work()
+        value = work()
         self.clock.append(time.perf_counter() - start)
         self.processor.append(time.process_time() - used)
-        return found
+        return value
 
 
 def interpreters_time() -> float:

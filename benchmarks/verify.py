@@ -32,15 +32,15 @@ def countdown(count: int) -> dict[str, Any]:
     task = get_task("countdown-mini")
     problems = task.problems("holdout", limit=500)
     rng = random.Random(0)
-    texts, asked = [], []
+    texts, chosen = [], []
     for index in range(count):
         problem = problems[index % len(problems)]
         expression = "".join(f"{number}{rng.choice('+-*/')}" for number in problem.data["nums"])[:-1]
         text = f"<think>{expression}</think><answer>{expression}</answer>"
         cut = rng.randrange(len(text))
         texts.append(text if rng.random() < 0.7 else text[:cut] + rng.choice("()+*/=<>x ") + text[cut:])
-        asked.append(problem)
-    return timed("countdown", count, 1, lambda: [task.verify(*pair) for pair in zip(texts, asked, strict=True)])
+        chosen.append(problem)
+    return timed("countdown", count, 1, lambda: [task.verify(*pair) for pair in zip(texts, chosen, strict=True)])
 
 
 def mathematics(folder: Path, workers: int) -> dict[str, Any]:

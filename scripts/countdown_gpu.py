@@ -127,10 +127,10 @@ def fine_tuned(options: argparse.Namespace) -> dict[str, Any]:
         trainer.model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
     logs = [log for log in trainer.state.log_history if "loss" in log]
-    kept = [
+    selected = [
         {key: log[key] for key in ("step", "loss", "mean_token_accuracy", "num_tokens") if key in log} for log in logs
     ]
-    write_json(options.out / "sft" / "log.json", kept)
+    write_json(options.out / "sft" / "log.json", selected)
     last = logs[-1]
     return {
         "stage": "sft",
@@ -241,21 +241,21 @@ def evaluated(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for some in (plans, passk):  # the paper's protocol for all models first, because the time may run out
         for name, path in asked_models(options).items():
             policy = load_policy(path, dtype="bfloat16" if has_gpu() else "float32")
-            for chosen, how, changes, limit in some:
+            for chosen, protocol_name, changes, limit in some:
                 if clock.over():
-                    say(f"{name} on {chosen} by {how} is left out: the {options.eval_seconds:g} s are spent")
+                    say(f"{name} on {chosen} by {protocol_name} is left out: the {options.eval_seconds:g} s are spent")
                     continue
                 begun = time.monotonic()
                 result = evaluate(
                     policy,
                     Countdown(),
                     asked_problems(options, chosen)[:limit],
-                    protocol(how, max_tokens=options.max_tokens, **changes),
-                    name=how,
+                    protocol(protocol_name, max_tokens=options.max_tokens, **changes),
+                    name=protocol_name,
                     template=options.template,
                     seed=options.seed,
                 )
-                result.save(options.out / "evaluations", file_name(f"{name}-{chosen}-{how}"))
+                result.save(options.out / "evaluations", file_name(f"{name}-{chosen}-{protocol_name}"))
                 yield measured(name, chosen, result, time.monotonic() - begun)
             del policy
 

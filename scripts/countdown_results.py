@@ -77,11 +77,11 @@ def evaluation(path: Path) -> Record:
     correct = np.array(pq.read_table(answers, columns=["correct"])["correct"].to_pylist()).reshape(
         -1, summary["samples"]
     )
-    model, problems, how = path.stem.rsplit("-", 2)
+    model, problems, protocol = path.stem.rsplit("-", 2)
     return {
         "model": model,
         "problems_of": problems,
-        "protocol": how,
+        "protocol": protocol,
         "samples": summary["samples"],
         "right": correct.sum(axis=1).tolist(),
         **{key: summary[key] for key in ("truncated", "mean_tokens", "entropy")},
@@ -96,9 +96,11 @@ def scores(evaluations: Sequence[Record]) -> Iterator[str]:
     """Yield the table of every model under the paper's protocol."""
     yield "| model | test | synthetic | validation | tokens | cut off |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"
-    for model in dict.fromkeys(one["model"] for one in evaluations):
+    for model in dict.fromkeys(evaluation["model"] for evaluation in evaluations):
         by = {
-            one["problems_of"]: one for one in evaluations if (one["model"], one["protocol"]) == (model, "mecklenburg")
+            evaluation["problems_of"]: evaluation
+            for evaluation in evaluations
+            if (evaluation["model"], evaluation["protocol"]) == (model, "mecklenburg")
         }
         if "test" in by:
             cells = [
@@ -110,42 +112,53 @@ def scores(evaluations: Sequence[Record]) -> Iterator[str]:
 
 def boundaries(evaluations: Sequence[Record]) -> Iterator[str]:
     """Yield the table of pass@k at temperature 1 on the test problems, with paired differences to the SFT model."""
-    plain = {one["model"]: one for one in evaluations if (one["problems_of"], one["protocol"]) == ("test", "plain")}
+    plain = {
+        evaluation["model"]: evaluation
+        for evaluation in evaluations
+        if (evaluation["problems_of"], evaluation["protocol"]) == ("test", "plain")
+    }
     ks = (1, 4, 16, 64)
     columns = ("model", *(f"pass@{k}" for k in ks), "entropy (nats)", "unsolved", "newly solved", "newly unsolved")
     yield f"| {' | '.join(columns)} |"
     yield f"| --- | {' | '.join(['---:'] * (len(ks) + 4))} |"
     start = plain.get("sft")
-    for model, one in plain.items():
+    for model, evaluation in plain.items():
         cells = []
         for k in ks:
-            cell = percent(passed(one, k)) if k <= one["samples"] else "–"
-            if start and one is not start and k <= min(one["samples"], start["samples"]):
-                cell += f" ({difference(one, start, k)})"
+            cell = percent(passed(evaluation, k)) if k <= evaluation["samples"] else "–"
+            if start and evaluation is not start and k <= min(evaluation["samples"], start["samples"]):
+                cell += f" ({difference(evaluation, start, k)})"
             cells.append(cell)
-        cells += [f"{one['entropy']:.4f}", f"{sum(right == 0 for right in one['right'])} of {len(one['right'])}"]
-        cells += turned(one, start) if start and one is not start and one["samples"] == start["samples"] else ["–", "–"]
-        yield f"| {model} ({one['samples']} samples) | {' | '.join(cells)} |"
+        cells += [
+            f"{evaluation['entropy']:.4f}",
+            f"{sum(right == 0 for right in evaluation['right'])} of {len(evaluation['right'])}",
+        ]
+        cells += (
+            turned(evaluation, start)
+            if start and evaluation is not start and evaluation["samples"] == start["samples"]
+            else ["–", "–"]
+        )
+        yield f"| {model} ({evaluation['samples']} samples) | {' | '.join(cells)} |"
 
 
-def turned(one: Record, start: Record) -> list[str]:
+def turned(evaluation: Record, start: Record) -> list[str]:
     """Return how many problems only the model solves, and how many only the start solves."""
-    before, now = np.array(start["right"]) > 0, np.array(one["right"]) > 0
+    before, now = np.array(start["right"]) > 0, np.array(evaluation["right"]) > 0
     return [str(int((~before & now).sum())), str(int((before & ~now).sum()))]
 
 
 def errors(evaluations: Sequence[Record]) -> Iterator[str]:
     """Yield Mecklenburg's Figure 6 as a table: the share of right answers by operands and operations, and errors."""
-    for one in evaluations:
-        if (one["problems_of"], one["protocol"]) == ("test", "mecklenburg"):
-            yield f"{one['model']}:"
+    for evaluation in evaluations:
+        if (evaluation["problems_of"], evaluation["protocol"]) == ("test", "mecklenburg"):
+            yield f"{evaluation['model']}:"
             for by in ("by operands", "by operation"):
                 shares = {
                     key: f"{count['correct'] / sum(count.values()):.1%} of {sum(count.values()):,}"
-                    for key, count in one["errors"][by].items()
+                    for key, count in evaluation["errors"][by].items()
                 }
                 yield f"- {by}: {', '.join(f'{key} {share}' for key, share in shares.items())}"
-            kinds = one["errors"]["by kind"]
+            kinds = evaluation["errors"]["by kind"]
             yield f"- wrong: {', '.join(f'{kind} {count}' for kind, count in kinds.items())}"
 
 
@@ -158,17 +171,17 @@ def stages(leases: Sequence[Record]) -> Iterator[str]:
             yield f"| {name} | {stage['steps']:,} | {stage['seconds']:.0f} | {stage['seconds_in_all']:.0f} |"
 
 
-def passed(one: Record, k: int) -> Interval:
-    return bootstrap_mean(per_problem(one, k))
+def passed(evaluation: Record, k: int) -> Interval:
+    return bootstrap_mean(per_problem(evaluation, k))
 
 
-def per_problem(one: Record, k: int) -> Any:
-    return pass_at_k(one["samples"], np.array(one["right"]), k)
+def per_problem(evaluation: Record, k: int) -> Any:
+    return pass_at_k(evaluation["samples"], np.array(evaluation["right"]), k)
 
 
-def difference(one: Record, start: Record, k: int) -> str:
-    found = paired_difference(per_problem(one, k), per_problem(start, k))
-    return f"{found.mean * 100:+.1f} [{found.low * 100:+.1f}, {found.high * 100:+.1f}]".replace("-", "−")
+def difference(evaluation: Record, start: Record, k: int) -> str:
+    interval = paired_difference(per_problem(evaluation, k), per_problem(start, k))
+    return f"{interval.mean * 100:+.1f} [{interval.low * 100:+.1f}, {interval.high * 100:+.1f}]".replace("-", "−")
 
 
 def percent(interval: Interval) -> str:
@@ -184,30 +197,38 @@ def picture(lease: Record, evaluations: Sequence[Record]) -> Any:
 
     figure = Figure(figsize=(9.6, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
-    named = [(name, label) for name, label in LABELS.items() if any(one["model"] == name for one in evaluations)]
+    named = [
+        (name, label)
+        for name, label in LABELS.items()
+        if any(evaluation["model"] == name for evaluation in evaluations)
+    ]
     tests = {
-        one["model"]: passed(one, 1)
-        for one in evaluations
-        if (one["problems_of"], one["protocol"]) == ("test", "mecklenburg")
+        evaluation["model"]: passed(evaluation, 1)
+        for evaluation in evaluations
+        if (evaluation["problems_of"], evaluation["protocol"]) == ("test", "mecklenburg")
     }
     bars = [*((label, Interval(value, value, value, 0.95), "#9a9a9a") for label, value in PAPER)]
     bars += [(label, tests[name], COLOURS[0]) for name, label in named if name in tests]
-    for place, (_, interval, colour) in enumerate(bars):
+    for position, (_, interval, colour) in enumerate(bars):
         whiskers = [[interval.mean - interval.low], [interval.high - interval.mean]]
-        left.barh(-place, interval.mean * 100, color=colour, height=0.66)
+        left.barh(-position, interval.mean * 100, color=colour, height=0.66)
         if interval.high > interval.low:
-            left.errorbar(interval.mean * 100, -place, xerr=np.array(whiskers) * 100, color="#222222", capsize=3)
-        left.text(interval.high * 100 + 1.5, -place, f"{interval.mean * 100:.1f}", va="center")
-    left.set_yticks([-place for place in range(len(bars))], [label for label, _, _ in bars])
+            left.errorbar(interval.mean * 100, -position, xerr=np.array(whiskers) * 100, color="#222222", capsize=3)
+        left.text(interval.high * 100 + 1.5, -position, f"{interval.mean * 100:.1f}", va="center")
+    left.set_yticks([-position for position in range(len(bars))], [label for label, _, _ in bars])
     left.set_xlim(0, 112)
     left.set_xticks(range(0, 101, 20))
     left.set_xlabel("right answers, %   (* as published, on other problems)")
     left.set_title("Countdown, three and four numbers", loc="left", fontsize=10)
     for index, (name, label) in enumerate(named):
-        for one in evaluations:
-            if (one["model"], one["problems_of"], one["protocol"]) == (name, "test", "plain") and one["samples"] >= 64:
+        for evaluation in evaluations:
+            if (evaluation["model"], evaluation["problems_of"], evaluation["protocol"]) == (
+                name,
+                "test",
+                "plain",
+            ) and evaluation["samples"] >= 64:
                 ks = [2**i for i in range(7)]
-                points = [passed(one, k) for k in ks]
+                points = [passed(evaluation, k) for k in ks]
                 colour = COLOURS[index % len(COLOURS)]
                 right.plot(ks, [p.mean * 100 for p in points], marker="o", color=colour, label=label)
                 lows, highs = [p.low * 100 for p in points], [p.high * 100 for p in points]

@@ -113,8 +113,8 @@ def engine_greedy(here: Here) -> str:
     params = SamplingParams(temperature=0.0, max_tokens=24)
     ours = Engine(model, tokenizer).generate(PROMPTS, 1, params).check()
     theirs = reference.generate(model, tokenizer, PROMPTS, 1, params)
-    assert [list(one.token_ids) for one in ours] == [list(one.token_ids) for one in theirs]
-    return f"{sum(len(one.token_ids) for one in ours)} tokens"
+    assert [list(rollout.token_ids) for rollout in ours] == [list(rollout.token_ids) for rollout in theirs]
+    return f"{sum(len(rollout.token_ids) for rollout in ours)} tokens"
 
 
 def engine_logps(here: Here) -> str:
@@ -136,10 +136,10 @@ def _against_forward(here: Here, dtype: torch.dtype, near: float) -> float:
         with torch.no_grad():
             logits = model(ids).logits[0, len(prompt) - 1 : -1]
         plain = logits.float().log_softmax(-1).cpu()
-        found = plain.gather(-1, torch.tensor(rollout.token_ids)[:, None])[:, 0]
+        logps = plain.gather(-1, torch.tensor(rollout.token_ids)[:, None])[:, 0]
         entropy = -(plain.exp() * plain).sum(-1)
-        for one, other in ((rollout.logps, found), (rollout.entropy, entropy)):
-            apart = (one.float().cpu() - other).abs()
+        for first, other in ((rollout.logps, logps), (rollout.entropy, entropy)):
+            apart = (first.float().cpu() - other).abs()
             worst, sums, count = max(worst, float(apart.max())), sums + float(apart.sum()), count + len(apart)
     assert worst < near, f"{worst:.1e} apart"
     assert sums / count < near / 10, f"{sums / count:.1e} apart on average"
@@ -181,10 +181,10 @@ def packed_pass(here: Here) -> str:
     expected = gradients(*passes.tempered_logps(model, ids, mask, completion, ones))
     worst = 0.0
     for unrolled in (False, True):
-        found = gradients(*packed_logps(model, ids, mask, completion, unrolled=unrolled))
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3)
-            worst = max(worst, float((one - other).abs().max()))
+        actual = gradients(*packed_logps(model, ids, mask, completion, unrolled=unrolled))
+        for first, other in zip(actual, expected, strict=True):
+            torch.testing.assert_close(first, other, rtol=2e-3, atol=2e-3)
+            worst = max(worst, float((first - other).abs().max()))
     return f"largest difference {worst:.1e}"
 
 
@@ -197,7 +197,7 @@ def chosen_pass(here: Here) -> str:
 
 
 def packed_sft(here: Here) -> str:
-    rows = [{"prompt": prompt, "completion": "12+" * (3 + place)} for place, prompt in enumerate(PROMPTS)]
+    rows = [{"prompt": prompt, "completion": "12+" * (3 + index)} for index, prompt in enumerate(PROMPTS)]
     losses = []
     for packed in (True, False):
         with tempfile.TemporaryDirectory() as folder, disabled_progress():
@@ -230,8 +230,8 @@ def sampling_kernel(here: Here) -> None:
         "bottom": {"top_p": 0.95, "bottom_p": 0.9, "bottom_p_frequency": 0.7},
         "repetition": {"repetition_penalty": 1.1, "temperature": 0.3, "top_p": 0.8, "top_k": 20},
     }
-    for name, given in warpers.items():
-        params = SamplingParams(seed=3, **given)
+    for name, warper_options in warpers.items():
+        params = SamplingParams(seed=3, **warper_options)
         values = params.rows(rows, 1)
         active = Active.of(params, values)
         logits = here.random(rows, vocab, seed=8) * 2
@@ -249,8 +249,8 @@ def sampling_kernel(here: Here) -> None:
             states.append(state)
         (tokens, counts), (other_tokens, other_counts) = (state.out_ints[:, :, 1] for state in states)
         assert torch.equal(tokens, other_tokens), name
-        for found in (counts, other_counts):
-            assert _reaches(logits, found, 0.95), f"{name}: branching factor"
+        for observed in (counts, other_counts):
+            assert _reaches(logits, observed, 0.95), f"{name}: branching factor"
         torch.testing.assert_close(states[0].out_reals, states[1].out_reals, atol=1e-4, rtol=1e-4, msg=name)
 
 
@@ -313,11 +313,11 @@ def training_kernels(here: Here) -> None:
         ((Gated.apply(x, y),), (F.silu(x) * y,), [x, y]),
     ]
     for ours, theirs, inputs in pairs:
-        slopes = [here.random(*value.shape, seed=9 + place) for place, value in enumerate(theirs)]
-        found = [*ours, *torch.autograd.grad(ours, inputs, slopes)]
+        slopes = [here.random(*value.shape, seed=9 + index) for index, value in enumerate(theirs)]
+        actual = [*ours, *torch.autograd.grad(ours, inputs, slopes)]
         expected = [*theirs, *torch.autograd.grad(theirs, inputs, slopes)]
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+        for first, other in zip(actual, expected, strict=True):
+            torch.testing.assert_close(first, other, rtol=1e-3, atol=1e-4)
 
 
 def record_kernel(here: Here) -> None:
@@ -401,9 +401,9 @@ def dynamic_sampling(here: Here) -> None:
 
 def strategy_step(name: str) -> Check:
     def check(here: Here) -> str | None:
-        given = SETTINGS.get(name, {})
+        options = SETTINGS.get(name, {})
         tool = "python" if name == "tool_progression" else None
-        log = _logged(_step(here, bf16=here.gpu, strategies=[{name: given}], interpreter=tool))
+        log = _logged(_step(here, bf16=here.gpu, strategies=[{name: options}], interpreter=tool))
         own = {key: value for key, value in log.items() if key.startswith(f"strategy/{name}/")}
         assert own or name == "entropy_bonus", "it logs nothing"
         return None

@@ -22,15 +22,15 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    given = sys.argv[1:] if arguments is None else arguments
-    if len(given) != 2:
-        raise ValueError(f"give the study's folder and the file, such as runs/passk change.svg; got {list(given)}")
-    results = read_json(Path(given[0]) / "results.json", dict)
+    words = sys.argv[1:] if arguments is None else arguments
+    if len(words) != 2:
+        raise ValueError(f"give the study's folder and the file, such as runs/passk change.svg; got {list(words)}")
+    results = read_json(Path(words[0]) / "results.json", dict)
     arms = results["arms"]
     pictures = gains(arms, line_styles([arm["name"] for arm in arms], results["baseline"]), named=True)
     if not pictures:
-        raise ValueError(f"{given[0]} has no evaluation from before its training")
-    write_text(Path(given[1]), alone(pictures[0].svg))
+        raise ValueError(f"{words[0]} has no evaluation from before its training")
+    write_text(Path(words[1]), alone(pictures[0].svg))
 
 
 def alone(svg: str) -> str:

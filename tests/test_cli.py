@@ -92,6 +92,22 @@ def test_the_command_starts_without_torch() -> None:
     assert done.stdout.strip() == "set()"
 
 
+def test_warnings_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{number} + 1 =", "answer": number + 1} for number in range(8)]
+    for split in ("train", "holdout"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    task = "--task jsonl --option path=. --option style=last_number"
+    code, _, err = run(
+        *f"eval --model tiny {task} --samples 1 --max-tokens 4 --limit 1".split(),
+        capsys=capsys,
+    )
+    assert code == 0
+    assert err == "warning: 8 of the 8 prompts in 'train' are also in the holdout, and are removed from 'train'\n"
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version", capsys=capsys)[1].startswith("0.")
 
@@ -177,9 +193,9 @@ def test_eval_ends_completions_at_stop_strings(capsys: pytest.CaptureFixture[str
     (file,) = tmp_path.glob("*/samples/*.parquet")
     texts = pq.read_table(file)["completion"].to_pylist()
     assert all(text.endswith(("</think>", "=")) and text.count("=") < 2 for text in texts), texts
-    code, _, said = run(*arguments, "--stop", "", "--out", str(tmp_path / "other"), capsys=capsys)
+    code, _, error = run(*arguments, "--stop", "", "--out", str(tmp_path / "other"), capsys=capsys)
     assert code == 2
-    assert "stop contains an empty string" in said
+    assert "stop contains an empty string" in error
 
 
 def test_the_command_that_scores_a_run_asks_and_draws_as_the_run_did(tmp_path: Path) -> None:
@@ -187,9 +203,9 @@ def test_the_command_that_scores_a_run_asks_and_draws_as_the_run_did(tmp_path: P
     rows = ["task.name=jsonl", f"task.path={tmp_path / 'rows.jsonl'}", "task.instruction=Füge 😀 an."]
     changes = ["rollout.stop=</answer>", "rollout.max_tokens=64", "evaluation.protocol=deng", "model.dtype=bfloat16"]
     words = train_commands._scoring_command(load_config(preset="tiny", overrides=[*rows, *changes]), Path("r/model"))
-    given = dict(zip(words[2::2], words[3::2], strict=True))
-    assert (given["--template"], given["--protocol"], given["--samples"]) == ("instructed", "deng", "8")
-    assert (given["--max-tokens"], given["--stop"], given["--dtype"]) == ("64", "</answer>", "bfloat16")
+    flags = dict(zip(words[2::2], words[3::2], strict=True))
+    assert (flags["--template"], flags["--protocol"], flags["--samples"]) == ("instructed", "deng", "8")
+    assert (flags["--max-tokens"], flags["--stop"], flags["--dtype"]) == ("64", "</answer>", "bfloat16")
     options = [value for word, value in zip(words[2::2], words[3::2], strict=True) if word == "--option"]
     assert parse_options(options) == {"path": str(tmp_path / "rows.jsonl"), "instruction": "Füge 😀 an."}
     plain = train_commands._scoring_command(

@@ -25,8 +25,8 @@ SOURCE = str(Path(explorl.__file__).parents[1])
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield path, command
-    for name, one in getattr(command, "commands", {}).items():
-        yield from commands(one, (*path, name))
+    for name, subcommand in getattr(command, "commands", {}).items():
+        yield from commands(subcommand, (*path, name))
 
 
 EVERY = dict(commands(get_command(app)))
@@ -64,8 +64,8 @@ def test_help_fits_into_80_columns(
     assert not [line for line in out.splitlines() if len(line) > 80]
     assert not re.search("[─│╭┃]", out), "boxes leave no room for the texts"
     command, words = EVERY[path], set(out.split())
-    texts = [command.help, *(one.help for one in command.params)]
-    texts += [one.help.split("\n")[0] for one in getattr(command, "commands", {}).values()]
+    texts = [command.help, *(entry.help for entry in command.params)]
+    texts += [entry.help.split("\n")[0] for entry in getattr(command, "commands", {}).values()]
     assert all(texts), "everything has a help text"
     broken = {word for text in texts for word in text.split()} - words
     assert not broken, "whole words and no text cut short"
@@ -91,11 +91,11 @@ def test_strategies_fit_into_80_columns(capsys: pytest.CaptureFixture[str], monk
     for entry in describe():
         assert entry["name"] in lines
         assert {*entry["effect"].split(), *entry["paper"].split()} <= words
-        for one in entry["hyperparameters"]:
-            if one["required"]:
-                assert f"{one['name']} (required)" in unwrapped
-            elif not isinstance(one["default"], list | tuple | dict):
-                assert f"{one['name']}={one['default']}" in out
+        for parameter in entry["hyperparameters"]:
+            if parameter["required"]:
+                assert f"{parameter['name']} (required)" in unwrapped
+            elif not isinstance(parameter["default"], list | tuple | dict):
+                assert f"{parameter['name']}={parameter['default']}" in out
     assert "at=[output, step], shared=per_leaf" in unwrapped
     assert "share={from: 0.25, to: 1.0, steps: 100}, calls=" in unwrapped
 
@@ -137,9 +137,9 @@ def test_usage_errors_take_three_lines(
 def test_the_real_command_makes_the_same_errors() -> None:
     done = real("quickstart", "--steps", "0", COLUMNS="40")
     assert (done.returncode, done.stdout) == (2, "")
-    said, help_ = done.stderr.splitlines()
-    assert said.startswith("explorl: invalid value ")
-    assert re.search(r"\b0\b.*--steps|--steps.*\b0\b", said), "the value is named"
+    error, help_ = done.stderr.splitlines()
+    assert error.startswith("explorl: invalid value ")
+    assert re.search(r"\b0\b.*--steps|--steps.*\b0\b", error), "the value is named"
     assert help_ == "see explorl quickstart --help"
 
 
@@ -155,9 +155,9 @@ def test_usage_errors_show_any_text_and_obey_none(text: str, capsys: pytest.Capt
 @pytest.mark.parametrize("path", [(), ("models",), ("config",)])
 def test_without_arguments_there_is_help(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     _, out, err = printed(*path, capsys=capsys)
-    shown = out + err
-    assert shown.startswith(f"Usage: {' '.join(('explorl', *path))} ")
-    assert all(name in shown for name in EVERY[path].commands)
+    output = out + err
+    assert output.startswith(f"Usage: {' '.join(('explorl', *path))} ")
+    assert all(name in output for name in EVERY[path].commands)
 
 
 # ---------------------------------------------------------------------------- version, module, completion

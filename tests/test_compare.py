@@ -62,14 +62,14 @@ def test_two_models(folders: list[Path], compared: EvaluationComparison) -> None
     by_measure = {d["measure"]: d for d in written["differences"]}
     for k in (1, 2, 4):
         ours, theirs = (np.asarray(pass_at_k(4, e.correct.sum(axis=1), k)) for e in (noisy, tiny))
-        found = by_measure[f"pass@{k}"]
-        assert (found["model"], found["baseline"]) == ("noisy", "tiny")
+        measures = by_measure[f"pass@{k}"]
+        assert (measures["model"], measures["baseline"]) == ("noisy", "tiny")
         difference = ours - theirs
         reach = student_quantile(0.975, len(difference) - 1) * difference.std(ddof=1) / len(difference) ** 0.5
-        assert found["difference"]["mean"] == pytest.approx(difference.mean())
-        assert found["difference"]["low"] == pytest.approx(difference.mean() - reach)
-        assert found["difference"]["high"] == pytest.approx(difference.mean() + reach)
-        assert found["p"] == permutation_test(ours, theirs)
+        assert measures["difference"]["mean"] == pytest.approx(difference.mean())
+        assert measures["difference"]["low"] == pytest.approx(difference.mean() - reach)
+        assert measures["difference"]["high"] == pytest.approx(difference.mean() + reach)
+        assert measures["p"] == permutation_test(ours, theirs)
     lost = {name: set(ids) for name, ids in written["unsolvable"].items()}
     assert lost["tiny"] == {i for i, row in zip(tiny.problem_ids, tiny.correct, strict=True) if not row.any()}
     overlaps = {frozenset(entry["models"]): entry["problems"] for entry in written["overlaps"]}
@@ -123,10 +123,10 @@ def test_the_command_prints_both_tables(folders: list[Path], tmp_path: Path) -> 
 def test_unlike_evaluations_are_refused(policies: dict[str, Policy], folders: list[Path], tmp_path: Path) -> None:
     noisy = {"noisy": policies["noisy"]}
 
-    def other(how: Any = HOW, **options: Any) -> Path:
+    def other(params: Any = HOW, **options: Any) -> Path:
         options = {"name": "plain", "limit": 12, **options}
         out = tmp_path / str(len(list(tmp_path.iterdir())))
-        return run_evaluation(noisy, ["countdown-mini"], how, out, **options)[0].folder
+        return run_evaluation(noisy, ["countdown-mini"], params, out, **options)[0].folder
 
     cool = other(protocol("plain", samples=4, max_tokens=48, temperature=0.5))
     with pytest.raises(StoreError, match=r"differ in sampling.temperature: 1.0 and 0.5"):
@@ -198,21 +198,21 @@ def test_every_region_of_a_venn_diagram_has_its_number_inside(count: int) -> Non
 
 
 def test_the_venn_diagram_shows_the_counts() -> None:
-    found = made_up(["a", "b", "c"])
-    figure = boundary_figures.venn(found)
-    shown = {(text.get_position(), text.get_text()) for text in figure.axes[0].texts}
-    places = boundary_figures.region_centres(found.names)
-    counts = found.overlaps()
-    assert shown == {(place, str(counts.get(some, 0))) for some, place in places.items()}
-    assert sum(counts.values()) == len(set.union(*map(set, found.unsolvable.values())))
+    comparison = made_up(["a", "b", "c"])
+    figure = boundary_figures.venn(comparison)
+    texts = {(text.get_position(), text.get_text()) for text in figure.axes[0].texts}
+    places = boundary_figures.region_centres(comparison.names)
+    counts = comparison.overlaps()
+    assert texts == {(position, str(counts.get(some, 0))) for some, position in places.items()}
+    assert sum(counts.values()) == len(set.union(*map(set, comparison.unsolvable.values())))
 
 
 def test_more_than_four_models_get_an_upset_plot(tmp_path: Path) -> None:
-    found = made_up([f"model {i} with a rather long name" for i in range(7)])
-    upset, curves = boundary_figures.upset(found), boundary_figures.curves(found, "pass")
+    comparison = made_up([f"model {i} with a rather long name" for i in range(7)])
+    upset, curves = boundary_figures.upset(comparison), boundary_figures.curves(comparison, "pass")
     heights = [bar.get_height() for bar in upset.axes[1].patches]
     assert len(heights) > 4
-    assert heights == list(found.overlaps().values())[: len(heights)]
+    assert heights == list(comparison.overlaps().values())[: len(heights)]
     for name, figure in (("unsolvable", upset), ("pass-at-k", curves)):
         png = boundary_figures.save(figure, tmp_path, name)[1]
         with Image.open(png) as image:

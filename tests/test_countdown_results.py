@@ -40,9 +40,9 @@ def out(tmp_path: Path) -> Path:
     record = {"kind": "train", "step": 1, "reward": 0.25, "entropy": 0.5, "step_time": 1.0, "loss": 0.1}
     (folder / "GRPO-0" / "metrics.jsonl").write_text(json.dumps(record) + "\n" + json.dumps({"kind": "eval"}) + "\n")
     for model, correct in (("sft", [True, False, True, False]), ("GRPO-0", [True, True, False, True])):
-        for how in ("mecklenburg", "plain"):
+        for protocol in ("mecklenburg", "plain"):
             summary = {"samples": 2, "truncated": 0.0, "mean_tokens": 9.0, "entropy": 0.125}
-            write_json(folder / "evaluations" / f"{model}-test-{how}.json", summary)
+            write_json(folder / "evaluations" / f"{model}-test-{protocol}.json", summary)
             wrong = ["it gives 7, not 8" if not right else None for right in correct]
             rows: dict[str, list[Any]] = {
                 "problem": ["countdown:1-2=3"] * 2 + ["countdown:1-2-5=8"] * 2,
@@ -50,7 +50,7 @@ def out(tmp_path: Path) -> Path:
                 "correct": list(correct),
                 "error": wrong,
             }
-            write_parquet(folder / "evaluations" / f"{model}-test-{how}.parquet", rows)
+            write_parquet(folder / "evaluations" / f"{model}-test-{protocol}.parquet", rows)
     return folder
 
 
@@ -58,7 +58,10 @@ def test_kept_and_shown(script: ModuleType, out: Path, tmp_path: Path, capsys: A
     script.main(["keep", str(out), str(tmp_path / "lease.json"), "--commit", "abc"])
     lease = json.loads((tmp_path / "lease.json").read_text())
     assert lease["runs"] == {"GRPO-0": [{"step": 1.0, "reward": 0.25, "entropy": 0.5, "step_time": 1.0}]}
-    assert {one["model"]: one["right"] for one in lease["evaluations"]} == {"sft": [1, 1], "GRPO-0": [2, 1]}
+    assert {evaluation["model"]: evaluation["right"] for evaluation in lease["evaluations"]} == {
+        "sft": [1, 1],
+        "GRPO-0": [2, 1],
+    }
     script.main(["show", str(tmp_path / "lease.json"), "--picture", str(tmp_path / "seen")])
     printed = capsys.readouterr().out
     assert "| sft | 50.0 % [50.0, 50.0] | – | – | 9 |" in printed

@@ -77,13 +77,13 @@ def test_a_key_without_a_description_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "text"),
     [(None, "null"), (False, "false"), (5e-6, "5e-6"), (1.0, "1"), (0.001, "0.001"), ("", '""'), ("dapo", "dapo"),
      ((0, 2), "[0, 2]"), ({}, "{}"), (11_000, "11000")],
 )  # fmt: skip
-def test_values_are_shown_as_yaml_has_them(value: Any, shown: str) -> None:
-    assert reference.shown(value) == shown
-    assert read_yaml(shown, "here") == (list(value) if isinstance(value, tuple) else value)
+def test_values_are_shown_as_yaml_has_them(value: Any, text: str) -> None:
+    assert reference.shown(value) == text
+    assert read_yaml(text, "here") == (list(value) if isinstance(value, tuple) else value)
 
 
 def test_a_protocol_has_what_its_paper_states() -> None:
@@ -143,41 +143,42 @@ def looked_up(command: str) -> tuple[Any, list[str]]:
     """The command of a line, and its arguments."""
     from explorl.cli.app import app
 
-    found: Any = typer.main.get_command(app)
+    subcommand: Any = typer.main.get_command(app)
     words = shlex.split(command)
-    while words and words[0] in getattr(found, "commands", ()):
-        found = found.commands[words.pop(0)]
-    assert found.params, command
-    assert not hasattr(found, "commands"), f"unknown: explorl {command}"
-    return found, words
+    while words and words[0] in getattr(subcommand, "commands", ()):
+        subcommand = subcommand.commands[words.pop(0)]
+    assert subcommand.params, command
+    assert not hasattr(subcommand, "commands"), f"unknown: explorl {command}"
+    return subcommand, words
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(quoted_commands(page))])
 def test_commands_in_sentences_exist(page: str) -> None:
     for command in quoted_commands(page):
-        found, words = looked_up(command)
-        known = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        assert {word for word in words if word.startswith("--")} <= {*known, "--help"}, command
+        subcommand, words = looked_up(command)
+        options = {option for parameter in subcommand.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        assert {word for word in words if word.startswith("--")} <= {*options, "--help"}, command
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(whole_commands(page))])
 def test_commands_in_blocks_are_whole(page: str) -> None:
     """They have what they need, their numbers are numbers, and what they name is there."""
     for command in whole_commands(page):
-        found, words = looked_up(command)
-        given = found.make_context(found.name, words).params
-        assert given.get("preset") in {None, *presets()}, command
-        assert given.get("protocol") in {None, *PROTOCOLS}, command
-        for change in given.get("overrides") or ():
+        subcommand, words = looked_up(command)
+        params = subcommand.make_context(subcommand.name, words).params
+        assert params.get("preset") in {None, *presets()}, command
+        assert params.get("protocol") in {None, *PROTOCOLS}, command
+        for change in params.get("overrides") or ():
             key = change.partition("=")[0]
             assert key in KEYS or key.startswith(("task.", "warm_start")), command
-        if found.name == "study" and given["words"][0] in study_names():
-            load_study(given["words"][0], profile=given["profile"])
-        elif found.name in ("train", "sft", "rft"):
+        if subcommand.name == "study" and params["words"][0] in study_names():
+            load_study(params["words"][0], profile=params["profile"])
+        elif subcommand.name in ("train", "sft", "rft"):
             load_config(
-                preset=given["preset"], overrides=[one for one in given["overrides"] if not one.startswith("task.")]
+                preset=params["preset"],
+                overrides=[override for override in params["overrides"] if not override.startswith("task.")],
             )
-        assert given.get("launch") is None or (ROOT / given["launch"]).is_file(), command
+        assert params.get("launch") is None or (ROOT / params["launch"]).is_file(), command
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -203,8 +204,8 @@ def test_names_that_pages_have_exist(page: str) -> None:
         if "integrations.verl" in name and parts:
             assert re.search(rf"\b(class|def) {parts[0]}\b", file.with_suffix(".py").read_text(encoding="utf-8")), name
         elif parts:
-            found = importlib.import_module(".".join(file.relative_to(ROOT / "src").parts))
-            assert functools.reduce(getattr, parts, found) is not None, name
+            owner = importlib.import_module(".".join(file.relative_to(ROOT / "src").parts))
+            assert functools.reduce(getattr, parts, owner) is not None, name
 
 
 def test_configurations_on_the_pages_are_valid() -> None:
@@ -331,10 +332,10 @@ def test_public_names_are_in_the_api_reference(module: str) -> None:
     if public is None:
         assert page not in PAGES, f"{page} describes a module without __all__"
         return
-    shown = set(re.findall(rf"^::: {re.escape(module)}\.(\w+)$", text(page), re.MULTILINE))
+    documented = set(re.findall(rf"^::: {re.escape(module)}\.(\w+)$", text(page), re.MULTILINE))
     whole = re.search(rf"^::: {re.escape(module)}$(?!\n    options: {{members: false}})", text(page), re.MULTILINE)
-    assert whole or shown == set(public)
-    assert shown <= set(public)
+    assert whole or documented == set(public)
+    assert documented <= set(public)
 
 
 @pytest.fixture(scope="module")
@@ -446,11 +447,11 @@ def test_pages_fit_and_do_not_complain(site: Path, browser: Any, width: int, sch
         complaints.clear()
         page.goto(path.as_uri())
         page.wait_for_selector("article h1")
-        wide, seen = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-        assert wide <= seen, f"{path.relative_to(site)} is {wide - seen} pixels too wide at {width}"
+        wide, window = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert wide <= window, f"{path.relative_to(site)} is {wide - window} pixels too wide at {width}"
         assert page.evaluate(CUT) == [], f"{path.relative_to(site)} cuts code at {width}"
-        shown = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
-        assert (max(shown[:3]) < 100) == (scheme == "dark"), path
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+        assert (max(background[:3]) < 100) == (scheme == "dark"), path
         assert complaints == [], path.relative_to(site)
     page.close()
 

@@ -34,17 +34,17 @@ def invoke(*arguments: str) -> Any:
 
 def test_everything_is_tried_here() -> None:
     diagnosis = doctor.examine()
-    found = {(finding.area, finding.what): finding for finding in diagnosis.findings}
-    assert all(found["judges", name].works for name in ("math", "gym")), found
-    assert found["device", "engine"].works, found
-    assert found["device", "training pass"].works, found
-    assert "unrolled" in found["device", "training pass"].found
-    assert found["libraries", "torch"].works
+    findings = {(finding.area, finding.what): finding for finding in diagnosis.findings}
+    assert all(findings["judges", name].works for name in ("math", "gym")), findings
+    assert findings["device", "engine"].works, findings
+    assert findings["device", "training pass"].works, findings
+    assert "unrolled" in findings["device", "training pass"].found
+    assert findings["libraries", "torch"].works
     assert diagnosis.consequences.keys() == {"train", "eval", "code", "math", "gym:…"}
     assert diagnosis.consequences["train"].split("; ")[1].split(",")[0] == Config().model.dtype
     assert diagnosis.is_safe == (not programs.capabilities().missing)
     if diagnosis.is_safe:
-        assert found["judges", "code"].works
+        assert findings["judges", "code"].works
         assert diagnosis.consequences["code"].startswith("runs programs isolated by ")
     json.dumps(diagnosis.as_json())
 
@@ -68,10 +68,10 @@ def test_a_machine_without_isolation_fails(monkeypatch: pytest.MonkeyPatch, requ
     monkeypatch.setenv("EXPLORL_UNISOLATED", "1")
     result = invoke("--json")
     assert result.exit_code == 1
-    said = json.loads(result.stdout)
-    assert said["is_safe"] is False
-    assert "because EXPLORL_UNISOLATED is 1" in said["consequences"]["code"]
-    assert "without isolation" in said["consequences"]["math"]
+    report = json.loads(result.stdout)
+    assert report["is_safe"] is False
+    assert "because EXPLORL_UNISOLATED is 1" in report["consequences"]["code"]
+    assert "without isolation" in report["consequences"]["math"]
 
 
 @pytest.mark.usefixtures("cheap")

@@ -36,8 +36,8 @@ def test_there_is_a_check_for_every_strategy(script: ModuleType) -> None:
 
 
 def test_a_sound_pass_and_a_wrong_one(script: ModuleType, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ["--device", "cpu", "--only", "packed against padded"]
-    assert script.main([*asked[:3], "pass: packed"]) == 0
+    arguments = ["--device", "cpu", "--only", "packed against padded"]
+    assert script.main([*arguments[:3], "pass: packed"]) == 0
     assert re.search(r"^✓ pass: packed against padded [0-9.]+ s \(largest", capsys.readouterr().out, re.MULTILINE)
     sound = script.packed_logps
 
@@ -46,7 +46,7 @@ def test_a_sound_pass_and_a_wrong_one(script: ModuleType, capsys: Any, monkeypat
         return logps * 1.05, entropy
 
     monkeypatch.setattr(script, "packed_logps", wrong)
-    assert script.main([*asked[:3], "pass: packed"]) == 1
+    assert script.main([*arguments[:3], "pass: packed"]) == 1
     printed = capsys.readouterr().out
     assert re.search(r"^✗ pass: packed against padded [0-9.]+ s \(AssertionError: ", printed, re.MULTILINE)
     assert "0 of 1 checks passed" in printed

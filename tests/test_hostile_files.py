@@ -36,15 +36,15 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     begun = time.process_time()
     with pytest.raises(SystemExit) as exit_:
         main([str(argument) for argument in arguments])
-    seconds, said = time.process_time() - begun, capsys.readouterr().err
-    assert exit_.value.code == 2, said
-    assert "Traceback" not in said
-    assert 1 <= len(said.splitlines()) <= 3, said
-    assert all(len(line) < 3_000 for line in said.splitlines())
-    assert said.startswith("explorl: ")
-    assert not raw(said)
+    seconds, error = time.process_time() - begun, capsys.readouterr().err
+    assert exit_.value.code == 2, error
+    assert "Traceback" not in error
+    assert 1 <= len(error.splitlines()) <= 3, error
+    assert all(len(line) < 3_000 for line in error.splitlines())
+    assert error.startswith("explorl: ")
+    assert not raw(error)
     assert seconds < SECONDS
-    return said
+    return error
 
 
 def written(path: Path, content: str | bytes) -> Path:
@@ -66,8 +66,8 @@ def test_yaml_as_configuration_and_study(kind: str, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize("kind", ["a billion laughs", "5,000 nested lists", "an object of Python", "a million digits"])
 def test_yaml_wherever_it_is_read(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, run = written(tmp_path / "own.yaml", YAML[kind]), tmp_path / "run"
-    said = refused(capsys, "train", "--preset", "tiny", "--run", run, "--launch", file)
-    assert "own.yaml" in said
+    error = refused(capsys, "train", "--preset", "tiny", "--run", run, "--launch", file)
+    assert "own.yaml" in error
     store = RunStore(run)
     store.begin(load_config(preset="tiny").dump(), "grpo")
     written(store.config_path, YAML[kind])
@@ -132,11 +132,11 @@ def test_json_in_a_folder(name: str, kind: str, tmp_path: Path, capsys: pytest.C
 )
 def test_rows_of_a_data_set(row: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path / "rows.jsonl", f'{{"prompt": "1?", "answer": 1}}\n{row}\n')
-    said = refused(
+    error = refused(
         capsys, "eval", "--model", "tiny", "--task", "jsonl", "--option", f"path={file}", "--out", tmp_path / "e"
     )
-    assert words in said
-    assert "rows.jsonl" in said
+    assert words in error
+    assert "rows.jsonl" in error
 
 
 @pytest.mark.parametrize("content", [b"Question,Correct Answer\n" + b"a" * 200_000, b"Question,\xff\n\xff,b\n"])
@@ -151,8 +151,8 @@ def test_a_file_of_solve_rates(kind: str, tmp_path: Path, capsys: pytest.Capture
     content = JSON[kind]
     file = written(tmp_path / "rates.json", content if isinstance(content, bytes) else str(content))
     strategy = f"strategies=[{{curriculum: {{solve_rates: {file}}}}}]"
-    said = refused(capsys, "train", "--preset", "tiny", "--run", tmp_path / "run", "--set", strategy)
-    assert "rates.json" in said
+    error = refused(capsys, "train", "--preset", "tiny", "--run", tmp_path / "run", "--set", strategy)
+    assert "rates.json" in error
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
@@ -221,7 +221,7 @@ TENSORS: dict[str, Callable[[Path, Path], object]] = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, small_policy: Path) -> Path:
     """A run with a checkpoint that waits for more steps."""
-    place = tmp_path_factory.mktemp("trained")
+    folder = tmp_path_factory.mktemp("trained")
     small = {
         "model": {"name": str(small_policy)},
         "rollout": {"max_tokens": 8},
@@ -229,12 +229,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory, small_policy: Path) -> Pat
                      "keep_checkpoints": 1},
         "evaluation": {"ends": 2, "samples": 2},
     }  # fmt: skip
-    config = written(place / "own.yaml", yaml.safe_dump(load_config(preset="tiny", values=small).dump()))
+    config = written(folder / "own.yaml", yaml.safe_dump(load_config(preset="tiny", values=small).dump()))
     with pytest.raises(SystemExit) as exit_:
-        main(["train", "--config", str(config), "--run", str(place / "run")])
+        main(["train", "--config", str(config), "--run", str(folder / "run")])
     assert not exit_.value.code
-    shutil.rmtree(place / "run" / "model")
-    return place / "run"
+    shutil.rmtree(folder / "run" / "model")
+    return folder / "run"
 
 
 @pytest.mark.parametrize("kind", TENSORS)
@@ -246,9 +246,9 @@ def test_tensors_of_a_checkpoint(
     shutil.copytree(trained, run)
     (checkpoint,) = run.glob("checkpoints/checkpoint-*")
     TENSORS[kind](checkpoint / name, mark)
-    said = refused(capsys, "train", "--resume", run)
-    assert f"in {checkpoint.name}, {name}" in said
-    assert "remove" in said
+    error = refused(capsys, "train", "--resume", run)
+    assert f"in {checkpoint.name}, {name}" in error
+    assert "remove" in error
     assert not mark.exists()
 
 
@@ -296,10 +296,10 @@ def test_tensors_that_fit_nothing(kind: str, trained: Path, tmp_path: Path, caps
         state = torch.load(checkpoint / name, weights_only=True)
     change(state)
     torch.save(state, checkpoint / name)
-    said = refused(capsys, "train", "--resume", run)
-    assert f"in {checkpoint.name}, " in said
-    assert name in said
-    assert "remove" in said
+    error = refused(capsys, "train", "--resume", run)
+    assert f"in {checkpoint.name}, " in error
+    assert name in error
+    assert "remove" in error
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TENSORS if kind != "another thing"])
@@ -346,9 +346,9 @@ def test_records_of_a_checkpoint(
 
 
 @contextmanager
-def chat_model(place: Path, small_policy: Path, template: str) -> Iterator[Path]:
+def chat_model(parent: Path, small_policy: Path, template: str) -> Iterator[Path]:
     """A model whose chat template is this one."""
-    folder = place / "chat-model"
+    folder = parent / "chat-model"
     shutil.copytree(small_policy, folder)
     written(folder / "chat_template.jinja", template)
     yield folder
@@ -358,12 +358,12 @@ def chat_model(place: Path, small_policy: Path, template: str) -> Iterator[Path]
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_chat_templates(kind: str, tmp_path: Path, small_policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with chat_model(tmp_path, small_policy, TEMPLATES[kind]) as model:
-        said = refused(
+        error = refused(
             capsys, "eval", "--model", model, "--task", "products", "--template", "chat", "--limit", "1", "--samples",
             "2", "--out", tmp_path / "e",
         )  # fmt: skip
         for word in ("chat template", "chat-model", "terse"):
-            assert word in said
+            assert word in error
 
 
 @pytest.mark.parametrize("kind", ["nested loops", "no template"])
@@ -373,12 +373,12 @@ def test_chat_templates_of_a_policy_that_is_trained(
 ) -> None:
     with chat_model(tmp_path, small_policy, TEMPLATES[kind]) as model:
         changes = ("task.name=products", "task.template=chat", f"model.name={model}", "sft.from_scratch=false")
-        said = refused(
+        error = refused(
             capsys, command, "--preset", "tiny", "--run", tmp_path / "run",
             *(part for change in changes for part in ("--set", change)),
         )  # fmt: skip
-        assert "the chat template of the model" in said
-        assert "chat-model" in said
+        assert "the chat template of the model" in error
+        assert "chat-model" in error
 
 
 def test_a_chat_template_that_is_honest(tmp_path: Path, small_policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -403,8 +403,8 @@ def test_a_chat_template_that_refuses_what_comes_later(
     )
     with chat_model(tmp_path, small_policy, template) as model:
         changes = ("task.name=products", "task.template=chat", f"model.name={model}", "sft.from_scratch=false")
-        said = refused(
+        error = refused(
             capsys, "sft", "--preset", "tiny", "--run", tmp_path / "run",
             *(part for change in changes for part in ("--set", change)),
         )  # fmt: skip
-        assert "the model's chat template refuses a prompt: one message only" in said
+        assert "the model's chat template refuses a prompt: one message only" in error

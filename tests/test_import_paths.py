@@ -272,11 +272,11 @@ def refused(here: Path, command: list[str], capsys: pytest.CaptureFixture[str], 
     before = {path.name for path in here.iterdir()}
     capsys.readouterr()
     assert run(command) == 2
-    told = capsys.readouterr().err
-    assert "Traceback" not in told
-    assert "importing stranger_parts failed" not in told
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    assert "importing stranger_parts failed" not in error
     for word in words:
-        assert word in told
+        assert word in error
     assert {path.name for path in here.iterdir()} <= before | {"__pycache__"}
 
 
@@ -479,9 +479,9 @@ EVERYTHING: dict[str, Any] = {
 def test_showing_a_configuration_constructs_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(here, EVERYTHING)
     assert run(["config", "show", "--preset", "tiny", "--config", file]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
-    assert shown["task"]["name"] == "stranger_parts:Good"
-    assert shown["strategies"] == EVERYTHING["strategies"]
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["task"]["name"] == "stranger_parts:Good"
+    assert printed["strategies"] == EVERYTHING["strategies"]
     assert not (here / "trace").exists()
     assert run(["config", "show", "--preset", "tiny", "--config", file, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rft"]["selector"] == "stranger_parts:longest"
@@ -526,8 +526,8 @@ def test_what_runs_constructs_and_checks(here: Path) -> None:
 def test_a_module_of_the_working_folder_is_announced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(here, EVERYTHING)
     assert run(["config", "show", "--preset", "tiny", "--config", file]) == 0
-    told = capsys.readouterr()
-    assert told.err.splitlines() == [
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == [
         f"explorl: importing stranger_parts from the working folder {here}, as task 'stranger_parts:Good' says"
     ]
     assert str(here) not in sys.path

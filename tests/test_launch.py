@@ -41,7 +41,7 @@ def two(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "which is no file"),
         ("training: {steps: 4}\n", "is no configuration of accelerate"),
@@ -56,7 +56,7 @@ def two(tmp_path: Path) -> Path:
 )
 @pytest.mark.parametrize("command", ["train", "sft"])
 def test_files_that_it_does_not_take(
-    command: str, text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, text: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "accelerate.yaml"
     if text is not None:
@@ -67,7 +67,7 @@ def test_files_that_it_does_not_take(
     assert exit_.value.code == 2
     assert len(lines) <= 3, lines
     assert lines[0].startswith("explorl: ")
-    assert said in lines[0]
+    assert message in lines[0]
     assert not (tmp_path / "run").exists()
 
 
@@ -78,15 +78,15 @@ def test_one_of_several_processes_launches_none(two: Path, monkeypatch: pytest.M
         check_file(two)
 
 
-@pytest.mark.parametrize(("command", "said"), [(["rft"], "in one"), (["study", "deng"], "--launch FILE")])
+@pytest.mark.parametrize(("command", "message"), [(["rft"], "in one"), (["study", "deng"], "--launch FILE")])
 def test_what_has_one_process(
-    command: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit) as exit_:
         main(command)
     assert exit_.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_study_has_jobs_or_processes(two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,12 +116,12 @@ def test_command_line() -> None:
 
 def failure(code: int, at: float, text: str | None = None) -> Any:
     message = {"message": text, "extraInfo": {"timestamp": str(int(at)), "exact": at, "code": 2}}
-    said = {} if text is None else {"message": message}
-    return SimpleNamespace(exitcode=code, timestamp=int(at), error_file_data=said)
+    details = {} if text is None else {"message": message}
+    return SimpleNamespace(exitcode=code, timestamp=int(at), error_file_data=details)
 
 
 @pytest.mark.parametrize(
-    ("failures", "said", "code"),
+    ("failures", "message", "code"),
     [
         ({0: failure(-15, 5.2, "explorl: no"), 1: failure(2, 5.9, "explorl: connection closed")}, "explorl: no", 2),
         ({0: failure(1, 5.9, "closed"), 1: failure(2, 5.2, "explorl: no")}, "process 1: explorl: no", 2),
@@ -130,9 +130,9 @@ def failure(code: int, at: float, text: str | None = None) -> Any:
         ({1: failure(3, 5.0)}, "process 1 ended with exit code 3", 3),
     ],
 )
-def test_the_first_failure_is_told(failures: dict[int, Any], said: str, code: int) -> None:
-    found = _first_failure(failures)
-    assert (str(found), found.code) == (said, code)
+def test_the_first_failure_is_told(failures: dict[int, Any], message: str, code: int) -> None:
+    failed = _first_failure(failures)
+    assert (str(failed), failed.code) == (message, code)
 
 
 def test_a_word_with_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,10 +251,10 @@ def test_one_that_fails_ends_all(
     run, changes = tmp_path / "run", {"task.name": "failing_task:Failing", "evaluation.every": 0}
     ended = explorl("train", "--preset", "tiny", "--launch", two, "--run", run, model=small_policy, **changes)
     assert ended.returncode == code
-    announced, _, said = ended.stderr.partition("\n")  # by one process
+    announced, _, stderr = ended.stderr.partition("\n")  # by one process
     assert announced.startswith(f"explorl: importing failing_task from the working folder {tmp_path}"), ended.stderr
-    assert said.startswith("process 1: "), ended.stderr
-    assert said.rstrip().endswith("the judge has gone home"), ended.stderr
+    assert stderr.startswith("process 1: "), ended.stderr
+    assert stderr.rstrip().endswith("the judge has gone home"), ended.stderr
     assert ended.stderr.count("Traceback") == (error == "ZeroDivisionError"), ended.stderr
     assert not (run / "model").exists()
 
@@ -285,8 +285,8 @@ def test_an_interruption_is_told_once(
         os.killpg(process.pid, sign)
     else:
         process.send_signal(sign)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == code, said
-    assert said.count("explorl: interrupted; ") == 1, said
-    assert "explorl train --resume" in said
-    assert "Traceback" not in said, said
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == code, stderr
+    assert stderr.count("explorl: interrupted; ") == 1, stderr
+    assert "explorl train --resume" in stderr
+    assert "Traceback" not in stderr, stderr

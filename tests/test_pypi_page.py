@@ -59,7 +59,7 @@ def test_without_one_no_link_leads_nowhere(hook: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("see [a](docs/a.md#b), [c](https://c.org) and [d](#d)", "see a, [c](https://c.org) and [d](#d)"),
         ('<img width="5" src="docs/a.svg" alt="a">\nnext', "next"),
@@ -67,8 +67,8 @@ def test_without_one_no_link_leads_nowhere(hook: Any) -> None:
         ('<picture>\n  <source srcset="docs/d.png">\n  <img src="docs/l.png">\n</picture>\nnext', "next"),
     ],
 )
-def test_what_is_left_out(text: str, shown: str, hook: Any) -> None:
-    assert hook.for_pypi(text, "") == shown
+def test_what_is_left_out(text: str, expected: str, hook: Any) -> None:
+    assert hook.for_pypi(text, "") == expected
 
 
 def test_the_readme_says_how_to_install_before_anything_else_is_run() -> None:

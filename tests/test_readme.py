@@ -62,11 +62,11 @@ def test_as_printed(chat_policy: Path, tmp_path: Path, capsys: pytest.CaptureFix
     exec(script(chat_policy, tmp_path), names)
     trainer, scores = names["trainer"], names["held_out"]
     assert trainer.state.global_step == 2
-    asked = [set(map(str, names["dataset"][split]["prompt"])) for split in ("train", "test")]
-    assert not asked[0] & asked[1], "what is scored was trained on"
+    prompts = [set(map(str, names["dataset"][split]["prompt"])) for split in ("train", "test")]
+    assert not prompts[0] & prompts[1], "what is scored was trained on"
     printed = re.findall(r"^step (\d+): (.*)$", capsys.readouterr().out, re.MULTILINE)
     assert [int(step) for step, _ in printed] == [0, 2] == [*scores.history]
-    for line, found in zip(printed, scores.history.values(), strict=True):
+    for line, scored in zip(printed, scores.history.values(), strict=True):
         numbers = r"[\d.]+% \[[\d.]+%, [\d.]+%\]"
         assert re.fullmatch(" ".join(f"pass@{k} {numbers}" for k in (1, 2, 4, 8)), line[1])
         assert (len(found.problem_ids), found.samples) == (20, 8)
@@ -93,10 +93,10 @@ def test_with_each_strategy(name: str, chat_policy: Path, tmp_path: Path) -> Non
     names: dict[str, Any] = {}
     data, training = text.replace("    callbacks=[held_out],\n", "").split("trainer = ")
     exec(data, names)
-    given = dict(SETTINGS[name][-1])
-    if "solve_rates" in given:
-        given["solve_rates"] = {question: (row % 4) / 4 for row, question in enumerate(names["questions"])}
-    names["spec"] = {name: given}
+    options = dict(SETTINGS[name][-1])
+    if "solve_rates" in options:
+        options["solve_rates"] = {question: (row % 4) / 4 for row, question in enumerate(names["questions"])}
+    names["spec"] = {name: options}
     names["answers"] = lambda completions, **columns: few_answers([messages[0]["content"] for messages in completions])
     more = "    answers=answers,\n" if REGISTRY[name].needs_answers else ""
     exec("trainer = " + STRATEGIES.sub(f"    strategies=[spec],\n{more}", training), names)

@@ -145,7 +145,7 @@ def test_what_switches_protection_off_is_said_first(tmp_path: Path) -> None:
         "name: s\nbase: {preset: tiny, model: {trust_remote_code: true}}\nbaseline: a\n"
         "arms: {a: {}, b: {set: {task.name: code, task.unisolated: true, task.template: null}}}\n"
     )
-    told = explorl(tmp_path, "study", "study.yaml", "--plan").stdout
-    assert told.count("model.trust_remote_code is true") == told.count("task.unisolated is true") == 1
+    plan = explorl(tmp_path, "study", "study.yaml", "--plan").stdout
+    assert plan.count("model.trust_remote_code is true") == plan.count("task.unisolated is true") == 1
     file = ("--set", "task.name=code", "--set", "task.unisolated=true", "--set", "task.data_dir=none")
     assert "task.unisolated is true" in explorl(tmp_path, "train", "--preset", "tiny", *file).stdout

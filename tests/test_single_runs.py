@@ -33,7 +33,7 @@ AFTER = [[1, 1], [1, 1], [0, 0], [0, 0]]
 
 def evaluation(folder: Path, step: int, correct: list[list[int]], entropy: float, problems: str = "p") -> None:
     """What a run keeps of an evaluation."""
-    rows = [(f"{problems}{place}", bool(mark)) for place, marks in enumerate(correct) for mark in marks]
+    rows = [(f"{problems}{index}", bool(mark)) for index, marks in enumerate(correct) for mark in marks]
     columns = {
         "problem": [problem for problem, _ in rows],
         "correct": [mark for _, mark in rows],
@@ -98,7 +98,7 @@ def test_one_held_out_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("file", "content", "message"),
     [
         ("config.yaml", None, "config.yaml is missing; restore it"),
         ("metrics.jsonl", b"[1]\n", "metrics.jsonl, line 1 holds no mapping"),
@@ -110,7 +110,7 @@ def test_one_held_out_problem(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_file_of_a_run_is_named(
-    file: str, content: bytes | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: str, content: bytes | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = made_run(tmp_path / "mine")
     RunStore(run).record_start()
@@ -119,10 +119,10 @@ def test_a_damaged_file_of_a_run_is_named(
     with pytest.raises(SystemExit) as ended:
         main(["report", str(run)])
     assert ended.value.code == 2
-    told = capsys.readouterr().err.replace("\n", " ")
-    assert said in told
-    assert Path(file).name in told
-    assert "to train it further" not in told, "the same command would say so again"
+    stderr = capsys.readouterr().err.replace("\n", " ")
+    assert message in stderr
+    assert Path(file).name in stderr
+    assert "to train it further" not in stderr, "the same command would say so again"
 
 
 def test_runs_that_were_judged_by_other_answers_are_not_compared(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_scores_reach_every_tracker(
             logged = {event.step: event.value for event in events.Scalars(f"eval/pass@{k}{name}")}
             assert logged == pytest.approx({step: getattr(value, end) for step, value in expected.items()}), name
     text = {tag: events.Tensors(tag) for tag in events.Tags()["tensors"]}
-    assert [one.tensor_proto.string_val for one in text["eval/task/text_summary"]] == [[b"letters"]]
+    assert [entry.tensor_proto.string_val for entry in text["eval/task/text_summary"]] == [[b"letters"]]
     assert ("eval/strategies/text_summary" in text) is (cls is ExplorationTrainer)
     assert [line["step"] for line in trainer.state.log_history if "eval_pass@8" in line] == [0, 2, 3]
 
@@ -344,10 +344,14 @@ def test_analyses_of_a_recorded_script_advise_what_a_script_has(
     RunRecorder(tmp_path / "run", token_records=0).watch(trainer)
     trainer.train()
     _, outcomes = analyze_run(tmp_path / "run")
-    reasons = {one.analysis.name: one.summary for one in outcomes if isinstance(one.result, Unavailable)}
+    reasons = {
+        outcome.analysis.name: outcome.summary for outcome in outcomes if isinstance(outcome.result, Unavailable)
+    }
     assert "RunRecorder(token_records=4)" in reasons["signs"]
     (tmp_path / "run" / "rollouts" / "step-000001.parquet").unlink()
-    reasons |= {one.analysis.name: one.summary for one in analyze_run(tmp_path / "run", only=["defects"])[1]}
+    reasons |= {
+        outcome.analysis.name: outcome.summary for outcome in analyze_run(tmp_path / "run", only=["defects"])[1]
+    }
     assert "RunRecorder(rollouts_every=1)" in reasons["defects"]
     with pytest.raises(StoreError, match=r"RunRecorder\(rollouts_every=1\)"):
         quality_by_step(RunStore(tmp_path / "run"))
@@ -485,18 +489,18 @@ def test_a_folder_with_a_run_is_not_taken(make_trainer: Callable[..., Any], tmp_
 
 
 def test_messages_columns_and_odd_rewards() -> None:
-    seen: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
 
     def reward(prompts: Any, completions: Any, answer: Any) -> list[float | None]:
-        seen.update(prompts=prompts, completions=completions, answer=answer)
+        recorded.update(prompts=prompts, completions=completions, answer=answer)
         return [None, torch.tensor(1.0)][: len(completions)]  # type: ignore[list-item]
 
-    asked = [{"role": "user", "content": "1+1?"}]
-    task = PassAtK([{"prompt": asked, "answer": 2}], reward).task
+    messages = [{"role": "user", "content": "1+1?"}]
+    task = PassAtK([{"prompt": messages, "answer": 2}], reward).task
     problem = task.problems("holdout")[0]
     assert [verdict.correct for verdict in task.verify_many(["3", "2"], [problem, problem])] == [False, True]
-    assert seen["completions"][0] == [{"role": "assistant", "content": "3"}]
-    assert (seen["prompts"], seen["answer"]) == ([asked, asked], [2, 2])
+    assert recorded["completions"][0] == [{"role": "assistant", "content": "3"}]
+    assert (recorded["prompts"], recorded["answer"]) == ([messages, messages], [2, 2])
     with pytest.raises(ValueError, match="returned 2 numbers for 3 completions"):
         task.verify_many(["1", "2", "3"], [problem] * 3)
 
@@ -527,7 +531,7 @@ def by_tokens(completions: list[str], completion_ids: list[list[int]], **columns
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("options", "error"),
     [
         ({"reward": functools.partial(slow, word="a")}, "is asynchronous; use a regular function"),
         ({"reward": Slow()}, "is asynchronous; use a regular function"),
@@ -541,14 +545,14 @@ def by_tokens(completions: list[str], completion_ids: list[list[int]], **columns
         ({"correct": float("nan")}, "correct is nan; "),
     ],
 )
-def test_what_scores_cannot_use(given: dict[str, Any], error: str) -> None:
+def test_what_scores_cannot_use(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        PassAtK(**{"dataset": HELD_OUT, "reward": digits, **given})
+        PassAtK(**{"dataset": HELD_OUT, "reward": digits, **options})
 
 
-@pytest.mark.parametrize("given", [None, ["right"]])
-def test_a_reward_that_is_no_number_is_named(given: Any) -> None:
-    task = PassAtK(HELD_OUT, lambda completions, **columns: given).task
+@pytest.mark.parametrize("value", [None, ["right"]])
+def test_a_reward_that_is_no_number_is_named(value: Any) -> None:
+    task = PassAtK(HELD_OUT, lambda completions, **columns: value).task
     with pytest.raises(TypeError, match=r"the reward function .* returned .*; return a list with one finite number"):
         task.verify_many(["1"], task.problems("holdout")[:1])
 

@@ -124,18 +124,18 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
-    store, said = RunStore(tmp_path), list[str]()
+    store, messages = RunStore(tmp_path), list[str]()
     for step in (2, 10, 100):
         (store.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
     faults = {"checkpoint-100": "it is empty"}
-    found = store.latest_valid_checkpoint(lambda path: faults.get(path.name), said.append)
-    assert found == store.checkpoints / "checkpoint-10"
-    assert said == ["checkpoint-100 is damaged (it is empty); resuming from checkpoint-10"]
+    checkpoint = store.latest_valid_checkpoint(lambda path: faults.get(path.name), messages.append)
+    assert checkpoint == store.checkpoints / "checkpoint-10"
+    assert messages == ["checkpoint-100 is damaged (it is empty); resuming from checkpoint-10"]
     assert (store.checkpoints / "damaged-checkpoint-100").is_dir()
     with pytest.raises(StoreError, match=r"no valid checkpoint: in checkpoint-10, torn; remove .*checkpoints"):
-        store.latest_valid_checkpoint(lambda path: "torn", said.append)
+        store.latest_valid_checkpoint(lambda path: "torn", messages.append)
     assert (store.checkpoints / "checkpoint-10").is_dir()
-    assert RunStore(tmp_path / "none").latest_valid_checkpoint(lambda path: None, said.append) is None
+    assert RunStore(tmp_path / "none").latest_valid_checkpoint(lambda path: None, messages.append) is None
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
@@ -257,11 +257,11 @@ def test_text_files_hold_any_text(tmp_path: Path) -> None:
 def test_parquet_holds_any_text_cleaned(tmp_path: Path) -> None:
     texts, parts = [*NAMES, MEGABYTE, None], [*([name, ""] for name in NAMES), [MEGABYTE], None]
     write_parquet(tmp_path / "a.parquet", {"text": texts, "parts": parts, "re\ud800ward": [0.5] * len(texts)})
-    found = pq.read_table(tmp_path / "a.parquet").to_pydict()
+    actual = pq.read_table(tmp_path / "a.parquet").to_pydict()
     expected = [clean(name.replace("\r", "\n")) for name in [*NAMES, MEGABYTE]]
-    assert found["text"] == [*expected, None]
-    assert [parts and parts[0] for parts in found["parts"]] == [*expected, None]
-    assert not raw("".join(found["text"][:-1]) + "".join(found))
+    assert actual["text"] == [*expected, None]
+    assert [parts and parts[0] for parts in actual["parts"]] == [*expected, None]
+    assert not raw("".join(actual["text"][:-1]) + "".join(actual))
     write_parquet(tmp_path / "b.parquet", {"text": ["1\r\n2\t3\n", "é中😀"]})
     assert pq.read_table(tmp_path / "b.parquet").to_pydict() == {"text": ["1\n2\t3\n", "é中😀"]}
 
@@ -284,11 +284,11 @@ def test_provenance_holds_any_command(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", [*HOSTILE.values(), "a/b", "/etc", ".hidden", "-x", "", "n" * 300, "é" * 300, "\0"])
 def test_any_name_is_a_file_name(name: str, tmp_path: Path) -> None:
-    found = file_name(name)
-    (tmp_path / found).mkdir()
-    assert [path.name for path in tmp_path.iterdir()] == [found]
-    assert found[0] not in ".-"
-    assert len(found.encode()) <= 80
+    stem = file_name(name)
+    (tmp_path / stem).mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == [stem]
+    assert stem[0] not in ".-"
+    assert len(stem.encode()) <= 80
 
 
 def test_file_names_keep_what_they_can_and_tell_long_ones_apart() -> None:

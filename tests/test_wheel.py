@@ -47,23 +47,23 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    place = tmp_path_factory.mktemp("wheel")
-    source = place / "source"
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
     shutil.copytree(PACKAGE, source / "src" / "explorl", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore", "hatch_build.py"):
         shutil.copy(REPOSITORY / name, source)
     alone = {**os.environ, "PIP_NO_INDEX": "1"}
-    target = ["--no-compile", "--target", str(place / "site"), "--find-links", str(place)]
+    target = ["--no-compile", "--target", str(folder / "site"), "--find-links", str(folder)]
     for command in (
-        ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(place), str(source)],
+        ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)],
         ["install", "--quiet", "--no-deps", *target, "explorl"],
     ):
         done = subprocess.run([*PIP, *command], env=alone, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     shutil.rmtree(source)
-    (place / "empty").mkdir()
-    [wheel] = place.glob("explorl-*.whl")
-    return Installed(wheel, place / "site", place / "empty")
+    (folder / "empty").mkdir()
+    [wheel] = folder.glob("explorl-*.whl")
+    return Installed(wheel, folder / "site", folder / "empty")
 
 
 def test_every_file_of_the_package_is_in_the_wheel(installed: Installed) -> None:
@@ -127,5 +127,5 @@ def test_an_unknown_study_is_told_its_names(installed: Installed) -> None:
 def test_completion_is_offered(installed: Installed) -> None:
     script = installed.printed("bash", "-c", "explorl --show-completion; true")
     assert "complete -o default -F _explorl_completion explorl" in script
-    asked = {"_EXPLORL_COMPLETE": "complete_bash", "COMP_WORDS": "explorl\nstudy\neg", "COMP_CWORD": "2"}
-    assert installed.printed("explorl", **asked).split() == ["egsw"]
+    request = {"_EXPLORL_COMPLETE": "complete_bash", "COMP_WORDS": "explorl\nstudy\neg", "COMP_CWORD": "2"}
+    assert installed.printed("explorl", **request).split() == ["egsw"]

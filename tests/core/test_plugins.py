@@ -131,9 +131,9 @@ def test_without_a_command_python_alone_finds_modules(folder: Path) -> None:
 
 @pytest.mark.parametrize("module", ["shelf_module", "shelf_package", "shelf_package.deep", "shelf_space.part"])
 def test_a_named_module_is_found_and_announced_once(module: str, folder: Path) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     before = [*sys.path]
-    with plugins.working_folder(told.append):
+    with plugins.working_folder(messages.append):
         assert sys.path == before  # nothing has been named
         with plugins.working_folder(lambda _: None):
             with pytest.raises(PluginError, match="no module 'shelf_gone'"):
@@ -143,43 +143,45 @@ def test_a_named_module_is_found_and_announced_once(module: str, folder: Path) -
             KIND.find(f"{module}:Wide")
         assert sys.path == [*before, str(folder)]
     assert sys.path == before
-    assert told == [f"importing {module} from the working folder {folder}, as shelf '{module}:Wide' says"]
+    assert messages == [f"importing {module} from the working folder {folder}, as shelf '{module}:Wide' says"]
 
 
 def test_what_python_finds_in_the_working_folder_is_announced_too(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    told: list[str] = []
-    with plugins.working_folder(told.append):
+    messages: list[str] = []
+    with plugins.working_folder(messages.append):
         KIND.find("shelf_module:Wide")
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
 def test_a_module_from_elsewhere_is_not_announced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(folder)
     (folder / "below").mkdir()
     monkeypatch.chdir(folder / "below")
-    told: list[str] = []
-    with plugins.working_folder(told.append):
+    messages: list[str] = []
+    with plugins.working_folder(messages.append):
         KIND.find("shelf_package.deep:Wide")
-    assert not told
+    assert not messages
 
 
-@pytest.mark.parametrize(("flags", "found"), [([], True), (["-P"], False)])
-def test_processes_that_a_command_starts_look_where_it_looks(flags: list[str], found: bool, folder: Path) -> None:
+@pytest.mark.parametrize(("flags", "importable"), [([], True), (["-P"], False)])
+def test_processes_that_a_command_starts_look_where_it_looks(flags: list[str], importable: bool, folder: Path) -> None:
     """With ``python -m``, which would put the working folder first."""
     (folder / "yaml.py").write_text("raise SystemError('the working folder')")
     code = "from explorl.core.plugins import child_environment; print(*child_environment().items())"
     source = {**os.environ, "PYTHONPATH": str(Path(explorl.__file__).parents[1])}
-    said = subprocess.run([sys.executable, *flags, "-c", code], env=source, capture_output=True, text=True, check=True)
-    expected = {"PYTHONSAFEPATH": "1", plugins.SEARCHES: "1" if found else "0"}
-    assert said.stdout.split("\n")[0] == " ".join(map(str, expected.items()))
+    printed = subprocess.run(
+        [sys.executable, *flags, "-c", code], env=source, capture_output=True, text=True, check=True
+    )
+    expected = {"PYTHONSAFEPATH": "1", plugins.SEARCHES: "1" if importable else "0"}
+    assert printed.stdout.split("\n")[0] == " ".join(map(str, expected.items()))
     show = [sys.executable, "-m", "explorl", "config", "show", "--set", "task.name=shelf_module:Wide"]
-    shown = subprocess.run(show, env={**source, **expected}, capture_output=True, text=True, check=False)
-    assert "SystemError" not in shown.stderr
-    assert ("is not a task" in shown.stderr) == found
-    assert ("there is no module 'shelf_module'" in shown.stderr) != found
+    completed = subprocess.run(show, env={**source, **expected}, capture_output=True, text=True, check=False)
+    assert "SystemError" not in completed.stderr
+    assert ("is not a task" in completed.stderr) == importable
+    assert ("there is no module 'shelf_module'" in completed.stderr) != importable
 
 
 def test_a_childs_environment_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:

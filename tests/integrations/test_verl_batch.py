@@ -44,8 +44,8 @@ def columns(rows: int = 4, tokens: int = 3, seed: int = 0) -> dict[str, torch.Te
     }
 
 
-def seen(rewards: list[float], given: dict[str, torch.Tensor] | None = None, **more: Any) -> Any:
-    given = given or columns(len(rewards))
+def seen(rewards: list[float], tensors: dict[str, torch.Tensor] | None = None, **more: Any) -> Any:
+    tensors = tensors or columns(len(rewards))
     scores = torch.tensor(rewards)
     extras: list[dict[str, Any]] = [{}] * len(rewards)
     fields = {
@@ -94,8 +94,8 @@ def test_what_is_correct_comes_from_the_reward_function() -> None:
     guessed = correctness_rule(VerlSettings(), extras)
     assert (guessed.name, guessed.guessed) == ("acc", True)
     assert guessed.marks(parts).tolist() == [True, False]
-    told = correctness_rule(VerlSettings(correct=("score", 0.1)), extras)
-    assert (told.guessed, told.marks(parts).tolist()) == (False, [True, True])
+    rule = correctness_rule(VerlSettings(correct=("score", 0.1)), extras)
+    assert (rule.guessed, rule.marks(parts).tolist()) == (False, [True, True])
     with pytest.raises(ValueError, match="'exact'; this trainer has score, acc"):
         correctness_rule(VerlSettings(correct=("exact", 1.0)), extras)
 
@@ -107,24 +107,24 @@ def test_answers_come_from_the_reward_function() -> None:
 
 
 def test_the_batch_holds_what_verl_recorded_and_nothing_of_padding() -> None:
-    given = columns()
-    given["old_log_probs"][1, 2] = 7.0
-    batch = seen([1.0, 0.0, 0.0, 1.1], given)
+    tensors = columns()
+    tensors["old_log_probs"][1, 2] = 7.0
+    batch = seen([1.0, 0.0, 0.0, 1.1], tensors)
     assert batch.old_logps[1, 2] == 0
-    torch.testing.assert_close(batch.old_logps[0], given["old_log_probs"][0])
+    torch.testing.assert_close(batch.old_logps[0], tensors["old_log_probs"][0])
     assert batch.correct.tolist() == [True, False, False, True]
     assert batch.ref_logps is None
     assert batch.sampling_logps is None
-    given |= {"rollout_log_probs": given["old_log_probs"] - 0.1, "ref_log_prob": given["old_log_probs"]}
-    batch = seen([1.0, 0.0, 0.0, 1.1], given)
+    tensors |= {"rollout_log_probs": tensors["old_log_probs"] - 0.1, "ref_log_prob": tensors["old_log_probs"]}
+    batch = seen([1.0, 0.0, 0.0, 1.1], tensors)
     torch.testing.assert_close((batch.old_logps - batch.sampling_logps)[0], torch.full((3,), 0.1))
 
 
 def test_what_strategies_say_does_not_depend_on_the_order_of_verls_rows() -> None:
-    given, rewards = columns(), [1.0, 0.0, 0.0, 1.0]
-    straight = shape([PerplexityShaping(alpha=0.5)], seen(rewards, given))
+    tensors, rewards = columns(), [1.0, 0.0, 0.0, 1.0]
+    straight = shape([PerplexityShaping(alpha=0.5)], seen(rewards, tensors))
     keys, shuffled = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"], [2, 0, 3, 1]
-    theirs = {name: value[shuffled] for name, value in given.items()}
+    theirs = {name: value[shuffled] for name, value in tensors.items()}
     order = real_row_order([keys[row] for row in shuffled], [False] * 4, ["a", "b"])
     again = shape([PerplexityShaping(alpha=0.5)], seen(rewards, {n: v[order] for n, v in theirs.items()}))
     back = scatter_rows(again.advantages, order, 4)
@@ -146,12 +146,12 @@ def test_columns_for_the_loss_are_those_that_it_needs() -> None:
 
 def test_each_row_has_its_sampling_parameters() -> None:
     easy_or_hard = ElementWiseTemperature(easy=0.5, hard=1.5, solve_rates={"a": 1.0, "b": 0.0})
-    found = collect_parameters([BottomP(p=0.8, frequency=0.25), easy_or_hard], ["a", "b"], 0)
-    first, second = split_rows(found, 2)
-    asked = request_parameters({"temperature": 1.0, "top_p": 0.9, "logprobs": True}, second)
-    assert asked["temperature"] == 1.5
-    assert (asked["top_p"], asked["logprobs"]) == (1.0, True)
-    assert asked["extra_args"] == {
+    parameters = collect_parameters([BottomP(p=0.8, frequency=0.25), easy_or_hard], ["a", "b"], 0)
+    first, second = split_rows(parameters, 2)
+    request = request_parameters({"temperature": 1.0, "top_p": 0.9, "logprobs": True}, second)
+    assert request["temperature"] == 1.5
+    assert (request["top_p"], request["logprobs"]) == (1.0, True)
+    assert request["extra_args"] == {
         "explorl_top_p": 0.9, "explorl_bottom_p": 0.8, "explorl_bottom_p_frequency": 0.25,
         "explorl_bottom_p_per_sequence": 0.0,
     }  # fmt: skip
@@ -161,16 +161,16 @@ def test_each_row_has_its_sampling_parameters() -> None:
 
 
 def test_a_request_keeps_what_it_had() -> None:
-    given = {"temperature": 1.0, "extra_args": {"theirs": 1}}
-    assert request_parameters(given, {}) == given
-    assert request_parameters(given, {"bottom_p": 0.5})["extra_args"] == {"theirs": 1, "explorl_bottom_p": 0.5}
-    assert request_parameters(given, {"top_k": 0.0})["top_k"] == -1
+    request = {"temperature": 1.0, "extra_args": {"theirs": 1}}
+    assert request_parameters(request, {}) == request
+    assert request_parameters(request, {"bottom_p": 0.5})["extra_args"] == {"theirs": 1, "explorl_bottom_p": 0.5}
+    assert request_parameters(request, {"top_k": 0.0})["top_k"] == -1
     assert request_parameters({"top_p": 0.9, "top_k": 0}, {"temperature": 2.0}) == {
         "top_p": 0.9,
         "top_k": 0,
         "temperature": 2.0,
     }
-    assert given == {"temperature": 1.0, "extra_args": {"theirs": 1}}
+    assert request == {"temperature": 1.0, "extra_args": {"theirs": 1}}
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Own(Strategy):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("value", "message"),
     [
         ({"temprature": [1.0, 1.0]}, "own.sampling sets 'temprature': inside verl a strategy can set temperature"),
         ({"temperature": [1.0]}, "returns 1 values of 'temperature' for 2 rows"),
@@ -191,9 +191,9 @@ class Own(Strategy):
         ({"temperature_by_position": [[1.0], [1.0]]}, "one temperature for all tokens of a row"),
     ],
 )
-def test_what_a_strangers_strategy_says_of_sampling_is_checked(given: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        collect_parameters([Own(given)], ["a", "b"], 0)
+def test_what_a_strangers_strategy_says_of_sampling_is_checked(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        collect_parameters([Own(value)], ["a", "b"], 0)
 
 
 def test_the_settings_are_plain() -> None:

@@ -28,9 +28,9 @@ def test_each_token_has_its_own_bounds(seed: int) -> None:
     low, high = rng.uniform(0, 0.9, (4, 6)), rng.uniform(0, 2, (4, 6))
     high[0] = np.inf
     tensors = [torch.tensor(value) for value in (logps, old, advantages)]
-    found = token_losses(*tensors, low=torch.tensor(low), high=torch.tensor(high), dual=3.0)
+    actual = token_losses(*tensors, low=torch.tensor(low), high=torch.tensor(high), dual=3.0)
     expected = np.vectorize(by_hand)(logps, old, advantages, low, high, 3.0)
-    np.testing.assert_allclose(found.loss.numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(actual.loss.numpy(), expected, rtol=1e-12)
 
 
 def test_worked_by_hand() -> None:
@@ -38,19 +38,19 @@ def test_worked_by_hand() -> None:
     logps, old = torch.tensor([[log2, log2, log2 * 3, -log2]]), torch.zeros(1, 4)
     advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
     high = torch.tensor([[0.2, 4.0, 0.2, 0.2]])
-    found = token_losses(logps, old, advantages, low=0.2, high=high, dual=3.0)
+    result = token_losses(logps, old, advantages, low=0.2, high=high, dual=3.0)
     # r = 2, 2, 8, 1/2: clipped at 1.2, within its bounds, held at 3 by the dual clip, clipped at 0.8
-    torch.testing.assert_close(found.loss, torch.tensor([[-1.2, -2.0, 3.0, 0.8]]))
-    assert found.clipped.tolist() == [[True, False, False, True]]
-    assert found.clipped_below.tolist() == [[False, False, True, False]]
+    torch.testing.assert_close(result.loss, torch.tensor([[-1.2, -2.0, 3.0, 0.8]]))
+    assert result.clipped.tolist() == [[True, False, False, True]]
+    assert result.clipped_below.tolist() == [[False, False, True, False]]
 
 
 def test_without_a_bound_nothing_clips_and_nothing_is_nan() -> None:
     logps = torch.tensor([[3.0, 3.0, 0.0]], requires_grad=True)
     advantages = torch.tensor([[1.0, -1.0, 0.0]])
-    found = token_losses(logps, torch.zeros(1, 3), advantages, low=math.inf, high=math.inf, dual=3.0)
-    torch.testing.assert_close(found.loss.detach(), torch.tensor([[-math.exp(3.0), math.exp(3.0), 0.0]]))
-    found.loss.sum().backward()
+    result = token_losses(logps, torch.zeros(1, 3), advantages, low=math.inf, high=math.inf, dual=3.0)
+    torch.testing.assert_close(result.loss.detach(), torch.tensor([[-math.exp(3.0), math.exp(3.0), 0.0]]))
+    result.loss.sum().backward()
     assert logps.grad is not None
     assert logps.grad.isfinite().all()
 

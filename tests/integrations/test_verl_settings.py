@@ -34,8 +34,8 @@ def verl(strategies: Any = (), **places: Any) -> dict[str, Any]:
     """A configuration with these strategies; a place such as ``data__train_batch_size`` is set."""
     config = copy.deepcopy(VERL)
     config["explorl"] = {"strategies": list(strategies) if isinstance(strategies, tuple) else strategies}
-    for place, value in places.items():
-        *parents, last = place.split("__")
+    for path, value in places.items():
+        *parents, last = path.split("__")
         inner = config
         for key in parents:
             inner = inner.setdefault(key, {})
@@ -44,15 +44,17 @@ def verl(strategies: Any = (), **places: Any) -> dict[str, Any]:
 
 
 def test_a_list_is_read_as_a_config_of_ours() -> None:
-    said = read_settings(verl(["mask_truncated", {"bottom_p": {"p": 0.8}}, {"name": "entropy_bonus", "coef": 0.01}]))
-    assert said.strategies == (MaskTruncated(), BottomP(p=0.8), EntropyBonus(coef=0.01))
-    assert said.run == Path("here/explorl").absolute()
+    settings = read_settings(
+        verl(["mask_truncated", {"bottom_p": {"p": 0.8}}, {"name": "entropy_bonus", "coef": 0.01}])
+    )
+    assert settings.strategies == (MaskTruncated(), BottomP(p=0.8), EntropyBonus(coef=0.01))
+    assert settings.run == Path("here/explorl").absolute()
     assert read_settings(verl(explorl__run=False)).run is None
     assert read_settings(verl(explorl__correct=["acc", 0.5])).correct == ("acc", 0.5)
 
 
 @pytest.mark.parametrize(
-    ("places", "told"),
+    ("places", "message"),
     [
         ({"explorl__strategies": ["botom_p"]}, "unknown strategy 'botom_p'; did you mean 'bottom_p'"),
         ({"explorl__strategies": "bottom_p"}, "must be a list"),
@@ -65,13 +67,13 @@ def test_a_list_is_read_as_a_config_of_ours() -> None:
         ({"explorl__run": 7}, "explorl.run is 7"),
     ],
 )
-def test_what_is_misspelt_is_named(places: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told.replace("[", r"\[")):
+def test_what_is_misspelt_is_named(places: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
         read_settings(verl(**places))
 
 
 @pytest.mark.parametrize(
-    ("strategies", "places", "told"),
+    ("strategies", "places", "message"),
     [
         ([{"reference_reset": {"every": 10}}], {}, "reference_reset cannot run inside verl here: the reference"),
         ([{"curriculum": {"solve_rates": {"p": 1.0}}}], {}, "curriculum cannot run.*data.train_files"),
@@ -112,9 +114,9 @@ def test_what_is_misspelt_is_named(places: dict[str, Any], told: str) -> None:
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name_with_the_reason(
-    strategies: list[Any], places: dict[str, Any], told: str
+    strategies: list[Any], places: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         check_config(verl(strategies, **places))
 
 

@@ -185,19 +185,19 @@ def test_every_public_name_is_there_and_torch_waits():
 def test_hostile_texts_in_every_format(tmp_path):
     rows = [[name, 0.5] for name in NAMES]
     table = Table(["arm", "[/b]|\x1b$\ud800"], rows, title="\x1b[2J[red]\ud800")
-    shown = [clean(name) for name in NAMES]
+    cleaned = [clean(name) for name in NAMES]
     for ending in ("json", "csv", "tex", "md"):
         text = table.write(tmp_path / f"table.{ending}").read_text(encoding="utf-8")
         assert not raw(text)
-    assert [row[0] for row in Table.from_json((tmp_path / "table.json").read_text()).rows] == shown
+    assert [row[0] for row in Table.from_json((tmp_path / "table.json").read_text()).rows] == cleaned
     with open(tmp_path / "table.csv", newline="", encoding="utf-8") as file:
-        assert [row[0] for row in csv.reader(file)][1:] == [f"'{name}" if name[0] in "=-" else name for name in shown]
+        assert [row[0] for row in csv.reader(file)][1:] == [f"'{name}" if name[0] in "=-" else name for name in cleaned]
     for line in (tmp_path / "table.md").read_text().splitlines():
         assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3
     file = io.StringIO()
     table.print(Console(file=file, width=300))
     assert not raw(file.getvalue())
-    for name in shown:
+    for name in cleaned:
         assert name.strip() in file.getvalue()
 
 

@@ -100,21 +100,21 @@ def test_order_shift_and_padding_do_not_matter(row, mass, random):
 
 
 def test_chunks_and_slices_change_nothing_and_copy_little():
-    seen = []
+    shapes = []
     original = module._entropy
 
     def watch(rows):
-        seen.append(rows.shape)
+        shapes.append(rows.shape)
         return original(rows)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_entropy", watch)
         result = token_entropy(LOGITS, chunk=4000)
-        assert seen == [(4, 1000), (4, 1000), (4, 1000), (3, 1000)]
+        assert shapes == [(4, 1000), (4, 1000), (4, 1000), (3, 1000)]
         assert torch.equal(token_entropy(LOGITS, chunk=1), result)
-        seen.clear()
+        shapes.clear()
         assert torch.equal(token_entropy(LOGITS[:, :-1]), result[:, :-1])
-        assert seen == [(4, 1000)] * 3
+        assert shapes == [(4, 1000)] * 3
     assert torch.equal(branching_factor(LOGITS[:, :-1], chunk=2000), branching_factor(LOGITS)[:, :-1])
     assert torch.equal(token_entropy(LOGITS.transpose(0, 1)), result.T)
     assert token_entropy(torch.zeros(0, 4, 8)).shape == (0, 4)

@@ -12,21 +12,21 @@ from explorl.strategies import Curriculum, Strategy
 
 def one_of_each(prompts: Sequence[str]) -> list[Strategy]:
     """With difficulties of these prompts, where a strategy asks for some."""
-    rates = {prompt: (place + 1) / (len(prompts) + 1) for place, prompt in enumerate(prompts)}
-    return [Curriculum(solve_rates=rates) if isinstance(one, Curriculum) else one for one in examples()]
+    rates = {prompt: (index + 1) / (len(prompts) + 1) for index, prompt in enumerate(prompts)}
+    return [Curriculum(solve_rates=rates) if isinstance(strategy, Curriculum) else strategy for strategy in examples()]
 
 
 def beside(strategy: Strategy) -> dict[str, Any]:
     """Arguments of `ExplorationTrainer` that it may need."""
-    found: dict[str, Any] = {"strategies": [strategy], "answers": lambda completions, **_: list(completions)}
+    options: dict[str, Any] = {"strategies": [strategy], "answers": lambda completions, **_: list(completions)}
     if strategy.needs_interpreter:
         from tests.training.tool_policy import calculator
 
-        found["interpreter"] = calculator()
-    return found
+        options["interpreter"] = calculator()
+    return options
 
 
-def unlike(told: dict[str, str | None], done: dict[str, str], words: dict[str, str]) -> list[str]:
+def unlike(expected: dict[str, str | None], done: dict[str, str], words: dict[str, str]) -> list[str]:
     """Where the table and the trainer disagree.
 
     Args:
@@ -36,6 +36,6 @@ def unlike(told: dict[str, str | None], done: dict[str, str], words: dict[str, s
     """
     return [
         f"{name}: the table says {reason or 'runs'!r}, the trainer {done[name] or 'runs'!r}"
-        for name, reason in told.items()
+        for name, reason in expected.items()
         if (done[name] if reason is None else words[reason] not in done[name])
     ]

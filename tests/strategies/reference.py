@@ -228,10 +228,10 @@ def egsw(advantages, entropy, mask, alpha, temperature, level, mode, scale):
         return out
     low, high = min(h for _, h in cells.values()), max(h for _, h in cells.values())
     score = {}
-    for place, (a, h) in cells.items():
+    for cell, (a, h) in cells.items():
         if mode == "normalized":
             h = 0.0 if high - low <= ROUNDING * max(1.0, abs(high)) else (h - low) / (high - low)
-        score[place] = (a + alpha * h) / temperature
+        score[cell] = (a + alpha * h) / temperature
     for i, t in score:
         rivals = [score[j, u] for j, u in score if u == t]
         weight = 1 / math.fsum(math.exp(min(other - score[i, t], 700.0)) for other in rivals)
@@ -248,10 +248,10 @@ def forking(entropy, mask, fraction):
     out = np.zeros_like(entropy)
     if not values:
         return out
-    place = (1 - exact(fraction)) * (len(values) - 1)
-    lower = math.floor(place)
+    position = (1 - exact(fraction)) * (len(values) - 1)
+    lower = math.floor(position)
     upper = min(lower + 1, len(values) - 1)
-    threshold = values[lower] + (place - lower) * (values[upper] - values[lower])
+    threshold = values[lower] + (position - lower) * (values[upper] - values[lower])
     for i in range(len(mask)):
         for t in tokens_of(mask, i):
             out[i, t] = Fraction(float(entropy[i, t])) >= threshold
@@ -278,8 +278,8 @@ def gate(values, scored, group, threshold, level):
     out = np.zeros(len(values), dtype=bool)
     for i in range(len(values)):
         pool = members(group, i) if level == "group" else range(len(values))
-        seen = [Fraction(float(values[j])) for j in pool if scored[j]]
-        mean = sum(seen) / len(seen) if seen else Fraction(0)
+        scores = [Fraction(float(values[j])) for j in pool if scored[j]]
+        mean = sum(scores) / len(scores) if scores else Fraction(0)
         out[i] = mean >= exact(threshold) - Fraction(1, 10**6)
     return out
 
@@ -299,20 +299,20 @@ def running_rates(batches, decay, start):
     return rates, overall
 
 
-def truncated(pi, kept):
+def truncated(pi, allowed):
     """π on the kept tokens, renormalised: what top-p, top-k, min-p and bottom-p sample from."""
-    mass = math.fsum(p for p, keep in zip(pi, kept, strict=True) if keep)
-    return np.array([p / mass if keep else 0.0 for p, keep in zip(pi, kept, strict=True)])
+    mass = math.fsum(p for p, keep in zip(pi, allowed, strict=True) if keep)
+    return np.array([p / mass if keep else 0.0 for p, keep in zip(pi, allowed, strict=True)])
 
 
 def bottom_p(pi, p):
     """Which tokens bottom-p keeps of a distribution; of equally likely ones the earlier goes first."""
-    kept, mass = [True] * len(pi), 0.0
+    keep, mass = [True] * len(pi), 0.0
     order = sorted(range(len(pi)), key=lambda j: -pi[j])
     for j in order[:-1]:
         mass += pi[j]
-        kept[j] = mass > 1 - p
-    return kept
+        keep[j] = mass > 1 - p
+    return keep
 
 
 def importance(old, sampling, mask, cap):
@@ -367,7 +367,7 @@ def shielded(advantages, logps, mass, mask, fraction):
     out = np.zeros_like(mask)
     punished = [(i, t) for i in range(len(mask)) for t in tokens_of(mask, i) if advantages[i, t] < 0]
     count = min(len(punished), max(1, math.floor(exact(fraction) * len(punished))))
-    for i, t in sorted(punished, key=lambda place: logps[place])[:count]:
+    for i, t in sorted(punished, key=lambda index: logps[index])[:count]:
         out[i, t] = float(mass[i, t] > 0)
     return out
 

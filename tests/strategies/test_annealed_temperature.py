@@ -41,13 +41,13 @@ def test_the_schedule_by_hand():
 def test_all_rows_share_one_curve_that_follows_the_step():
     strategy = xs.AnnealedTemperature(1.2, 0.1, decay=xs.Schedule(100, 200, steps=10))
     for step, decay in ((0, 100), (5, 150), (99, 200)):
-        said = strategy.sampling(["a", "b"], step)
-        assert said.keys() == {"temperature_by_position"}
-        one, other = said["temperature_by_position"]
-        assert one is other
-        assert one == xs.annealed_temperatures(highest=1.2, lowest=0.1, decay=decay)
-    one = xs.AnnealedTemperature(training_temperature="one").sampling(["a", "b"], 0)
-    assert one["training_temperature"] == [1.0, 1.0]
+        sampling = strategy.sampling(["a", "b"], step)
+        assert sampling.keys() == {"temperature_by_position"}
+        first, other = sampling["temperature_by_position"]
+        assert first is other
+        assert first == xs.annealed_temperatures(highest=1.2, lowest=0.1, decay=decay)
+    first = xs.AnnealedTemperature(training_temperature="one").sampling(["a", "b"], 0)
+    assert first["training_temperature"] == [1.0, 1.0]
 
 
 def test_what_is_logged():

@@ -27,8 +27,8 @@ def random_tree(rng: np.random.Generator, rows: int, width: int) -> tuple[np.nda
             lengths[row] = max(lengths[row], begin)
     mask = np.arange(width) < lengths[:, None]
     drew = np.where(mask, drew, np.arange(rows)[:, None])
-    told = rng.random(width) > 0.2  # what a tool said is the same for all that share it
-    return drew, mask * told
+    from_policy = rng.random(width) > 0.2  # what a tool said is the same for all that share it
+    return drew, mask * from_policy
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -79,14 +79,14 @@ def gradients(shared: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_once_per_answer_is_the_policy_gradient() -> None:
-    found, truth = gradients("per_leaf")
-    np.testing.assert_allclose(found, truth, atol=1e-12)
+    actual, truth = gradients("per_leaf")
+    np.testing.assert_allclose(actual, truth, atol=1e-12)
 
 
 def test_once_in_all_weighs_a_shared_beginning_by_one_over_its_answers() -> None:
-    found, truth = gradients("once")
-    np.testing.assert_allclose(found[:3], truth[:3] / 2, atol=1e-8)
-    np.testing.assert_allclose(found[3:], truth[3:], atol=1e-8)
+    actual, truth = gradients("once")
+    np.testing.assert_allclose(actual[:3], truth[:3] / 2, atol=1e-8)
+    np.testing.assert_allclose(actual[3:], truth[3:], atol=1e-8)
 
 
 def test_once_learns_from_the_mean_and_weighs_the_rest_as_before() -> None:
@@ -114,8 +114,8 @@ def test_a_batch_without_branches_is_left_alone(shared: str) -> None:
 
 
 def test_a_config_says_how_answers_branch() -> None:
-    given = {"initial": 3, "at": ["newline", "text:Hmm"], "weight": {"from": 0.0, "to": 0.4, "steps": 10}}
-    (strategy,) = xs.build_all([{"entropy_branching": given}])
+    options = {"initial": 3, "at": ["newline", "text:Hmm"], "weight": {"from": 0.0, "to": 0.4, "steps": 10}}
+    (strategy,) = xs.build_all([{"entropy_branching": options}])
     assert strategy.branching(5) == {
         "initial": 3, "beam": 2, "base": 0.5, "weight": pytest.approx(0.2), "window": 20, "at": ("newline", "text:Hmm"),
     }  # fmt: skip
@@ -126,7 +126,7 @@ def test_a_config_says_how_answers_branch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"weight": -1}, "entropy_branching: weight is -1; it must be a finite number at least 0, for example 0.2"),
         ({"base": 1.2}, "base is 1.2; it must be a finite number at least 0 and at most 1"),
@@ -140,6 +140,6 @@ def test_a_config_says_how_answers_branch() -> None:
         ({"shared": "twice"}, "shared is 'twice'; it must be 'per_leaf' or 'once'"),
     ],
 )
-def test_errors_name_the_value_and_a_good_one(given: dict, message: str) -> None:
+def test_errors_name_the_value_and_a_good_one(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        xs.build({"entropy_branching": given})
+        xs.build({"entropy_branching": options})

@@ -179,9 +179,9 @@ def test_importance(case: Case, cap):
 
 def importance_of_each_token(pi, q, cap=math.inf):
     """The weights of all tokens that can be sampled, one token per sequence."""
-    drawn = q > 0
-    logs = (torch.tensor(np.log(values[drawn]))[:, None] for values in (pi, q))
-    return xs.importance_weights(*logs, torch.ones(int(drawn.sum()), 1), cap=cap)[:, 0]
+    possible = q > 0
+    logs = (torch.tensor(np.log(values[possible]))[:, None] for values in (pi, q))
+    return xs.importance_weights(*logs, torch.ones(int(possible.sum()), 1), cap=cap)[:, 0]
 
 
 @THOROUGH
@@ -191,20 +191,22 @@ def test_importance_of_truncated_sampling(vocabulary, p, frequency, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     pi = rng.dirichlet(np.full(vocabulary, data.draw(st.sampled_from([0.3, 3.0])))) + 1e-9
     pi /= pi.sum()
-    kept = rng.random(vocabulary) > 0.4
-    kept[rng.integers(vocabulary)] = True
-    for keep in (kept, np.array(reference.bottom_p(pi, p))):
+    allowed = rng.random(vocabulary) > 0.4
+    allowed[rng.integers(vocabulary)] = True
+    for keep in (allowed, np.array(reference.bottom_p(pi, p))):
         weights = importance_of_each_token(pi, reference.truncated(pi, keep))
         close(weights, np.full(keep.sum(), pi[keep].sum()))
         close(weights, exact(importance_of_each_token(pi, reference.truncated(pi, keep), cap=1 + 1e-6)))
-    rest = reference.truncated(pi, kept)
+    rest = reference.truncated(pi, allowed)
     bottom = np.zeros(vocabulary)
-    bottom[kept] = reference.truncated(rest[kept], reference.bottom_p(rest[kept], p))
+    bottom[allowed] = reference.truncated(rest[allowed], reference.bottom_p(rest[allowed], p))
     mixed = frequency * bottom + (1 - frequency) * rest
     weights = importance_of_each_token(pi, mixed)
     assert weights.max() <= (1 + 1e-6) / (1 - frequency)
     payoff = rng.normal(size=vocabulary)  # its mean under π over what can be sampled
-    assert math.isclose((exact(weights) * mixed[kept] * payoff[kept]).sum(), (pi * payoff)[kept].sum(), abs_tol=1e-5)
+    assert math.isclose(
+        (exact(weights) * mixed[allowed] * payoff[allowed]).sum(), (pi * payoff)[allowed].sum(), abs_tol=1e-5
+    )
 
 
 GATES = [(of, level) for of in ("reward", "correct") for level in ("batch", "group")]
@@ -226,12 +228,12 @@ def test_pass_threshold(case: Case, gate, threshold):
 def test_running_solve_rates(batches: list[Case], decay, given_some):
     start = {"7": 0.25, "elsewhere": 0.75} if given_some else {}
     heat = xs.ElementWiseTemperature(0.5, 1.5, "running", start or None, decay)
-    seen = []
+    recorded = []
     for case in batches:
         prompts = [str(group) for group in case.group.tolist()]
         heat.metrics(case.batch().with_(prompts=prompts))
-        seen.append((prompts, case.correct.tolist(), exact(case.correctness)))
-    rates, overall = reference.running_rates(seen, decay, start)
+        recorded.append((prompts, case.correct.tolist(), exact(case.correctness)))
+    rates, overall = reference.running_rates(recorded, decay, start)
     unseen = overall if overall is not None else sum(start.values()) / len(start) if start else 0.5
     for prompt in ("-3", "0", "7", "1000003", "elsewhere", "new"):
         assert heat.rate(prompt) == pytest.approx(rates.get(prompt, unseen))
@@ -454,10 +456,10 @@ def test_entropy_shaped_by_hand():
 def test_signed_by_hand():
     # correct from 1 on; then from 0.5 on; then from 3 on: an incorrect 2.0 is punished no further, but never rewarded
     rewards = torch.tensor([1.0, 2.0, 0.0, 0.6, math.nan])
-    one, half, three = (rewards >= threshold for threshold in (1.0, 0.5, 3.0))
-    close(xs.signed_advantages(rewards, one, positive_weight=0.0), [0, 0, -1, -0.4, 0])
-    close(xs.signed_advantages(rewards, one, positive_weight=0.1), [0.1, 0.2, -1, -0.4, 0])
-    close(xs.signed_advantages(rewards, one, positive_weight=1.0, negative_weight=0.0), [1, 2, 0, 0, 0])
+    first, half, three = (rewards >= threshold for threshold in (1.0, 0.5, 3.0))
+    close(xs.signed_advantages(rewards, first, positive_weight=0.0), [0, 0, -1, -0.4, 0])
+    close(xs.signed_advantages(rewards, first, positive_weight=0.1), [0.1, 0.2, -1, -0.4, 0])
+    close(xs.signed_advantages(rewards, first, positive_weight=1.0, negative_weight=0.0), [1, 2, 0, 0, 0])
     close(xs.signed_advantages(rewards, half, positive_weight=0.1, negative_weight=2.0), [0.1, 0.2, -2, 0.06, 0])
     close(xs.signed_advantages(rewards, three, positive_weight=0.1), [0, 0, -1, -0.4, 0])
 
@@ -545,8 +547,8 @@ def test_forking_by_hand():
     entropy = torch.arange(12.0).reshape(2, 6)
     mask = torch.ones(2, 6)
     mask[1, 5] = 0
-    kept = xs.forking_mask(entropy, mask, fraction=0.2)
-    assert entropy[kept > 0].tolist() == [8, 9, 10]
+    forking = xs.forking_mask(entropy, mask, fraction=0.2)
+    assert entropy[forking > 0].tolist() == [8, 9, 10]
     assert xs.forking_mask(entropy, mask, fraction=1.0).sum() == 11
     assert xs.forking_mask(entropy, mask, fraction=1e-6).sum() == 1
 
@@ -586,9 +588,9 @@ def test_clip_covariance_draws_by_chance():
         generator = torch.Generator().manual_seed(seed)
         return xs.clip_cov_mask(cov, mask, fraction=0.05, low=0.0, high=2.0, generator=generator)
 
-    drawn = torch.stack([draw(seed) for seed in range(400)])
-    assert (drawn.sum((1, 2)) == 5).all()
-    assert abs(drawn.mean(0) - 0.05).max() < 0.05  # each token in its turn: 20 of 400, give or take
+    samples = torch.stack([draw(seed) for seed in range(400)])
+    assert (samples.sum((1, 2)) == 5).all()
+    assert abs(samples.mean(0) - 0.05).max() < 0.05  # each token in its turn: 20 of 400, give or take
 
 
 def test_importance_by_hand():

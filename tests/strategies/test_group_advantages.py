@@ -40,9 +40,9 @@ def one_group(*rewards):
 def test_order_by_hand():
     values = torch.tensor([3.0, 1.0, NAN, 2.0, 5.0, 2.0], dtype=torch.float64)
     group, present = torch.tensor([7, 7, 7, 7, -1, 7]), ~values.isnan()
-    order, place = sorted_groups(values, group, present)
+    order, rank = sorted_groups(values, group, present)
     assert order.tolist() == [4, 1, 3, 5, 0, 2]
-    assert place.tolist() == [0, 0, 1, 2, 3, 4]
+    assert rank.tolist() == [0, 0, 1, 2, 3, 4]
     assert group_max(values, group, present).tolist() == [3, 3, 3, 3, 5, 3]
     assert group_max(values, group, torch.zeros(6, dtype=torch.bool)).tolist() == [0] * 6
     assert group_rank(values, group, present)[present].tolist() == [3, 0, 1.5, 0, 1.5]

@@ -432,10 +432,10 @@ def test_egsw_weighs_the_kl_term_too():
 def test_forking_tokens_normalised_by_what_is_kept():
     batch = make_batch()
     every = xs.ForkingTokens(0.3).weights(batch)
-    kept = xs.ForkingTokens(0.3, normalize="kept").weights(batch)
+    weights = xs.ForkingTokens(0.3, normalize="kept").weights(batch)
     assert set(every.flatten().tolist()) == {0.0, 1.0}
-    assert kept.sum() == pytest.approx(float(batch.mask.sum()))
-    equal(kept / kept.max(), every)
+    assert weights.sum() == pytest.approx(float(batch.mask.sum()))
+    equal(weights / weights.max(), every)
     assert xs.ForkingTokens(0.3).metrics(batch) == {"threshold": pytest.approx(batch.entropy[every > 0].min())}
     nothing = batch.with_(mask=torch.zeros_like(batch.mask))
     assert not xs.ForkingTokens(0.3, normalize="kept").weights(nothing).any()
@@ -470,16 +470,16 @@ def test_clip_cov_draws_anew_each_step_and_alike_after_a_resume():
 
 def test_kl_cov_holds_back_the_chosen_tokens_of_a_micro_batch():
     strategy, batch = xs.KLCov(fraction=0.2, coef=2.0), make_batch()
-    kept = strategy.keep(batch)
+    keep = strategy.keep(batch)
     cov = xs.token_covariance(batch.advantages, batch.old_logps, batch.mask)
-    equal(kept["chosen"], xs.top_cov_mask(cov, batch.mask, fraction=0.2))
+    equal(keep["chosen"], xs.top_cov_mask(cov, batch.mask, fraction=0.2))
     assert strategy.clip(batch) == (math.inf, math.inf)
     assert strategy.metrics(batch) == {"tokens": 3}
 
     rows = [5, 2, 0]
     moved = (batch.old_logps + 0.25 * (-1.0) ** torch.arange(4))[rows].clone().requires_grad_()
     micro = make_batch(logps=moved, old_logps=batch.old_logps[rows])
-    chosen = kept["chosen"][rows]
+    chosen = keep["chosen"][rows]
     assert chosen.any()
     penalty = strategy.penalty(micro, {"chosen": chosen})
     equal(penalty, 0.5 * chosen)
@@ -511,8 +511,8 @@ def test_entropy_bonus_sets_arguments_that_trl_knows():
     if spec is None:
         pytest.skip("TRL is not installed")
     config = (Path(spec.origin).parent / "trainer" / "grpo_config.py").read_text()
-    known = [*seeking, *xs.Curriculum({"a": 1.0}, mode="easy_first").arguments()]
-    assert [name for name in known if f"\n    {name}: " not in config] == []
+    names = [*seeking, *xs.Curriculum({"a": 1.0}, mode="easy_first").arguments()]
+    assert [name for name in names if f"\n    {name}: " not in config] == []
 
 
 # --- resets -------------------------------------------------------------------------------------------------------
@@ -528,13 +528,13 @@ def test_reference_reset_every_so_many_steps():
 
 def test_reference_reset_on_a_stall():
     strategy, resets = xs.ReferenceReset(on_stall=2), Resets()
-    seen = []
+    counts = []
     for step, reward in enumerate([0.1, 0.3, 0.2, 0.4, 0.4, 0.3, 0.35, 0.3, math.nan, 0.1, 0.0]):
         strategy.after_step(resets.at(step + 1, reward))
-        seen.append(resets.reference)
+        counts.append(resets.reference)
     # 0.4, then two without a new maximum: reset; it counts on from 0.3: 0.35 is new, then two without: reset; NaN
     # left no maximum to beat, so 0.1 is new
-    assert seen == [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert counts == [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert resets.optimizer == 2
     json.dumps(strategy.memory)
 

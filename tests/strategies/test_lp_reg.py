@@ -49,28 +49,28 @@ def batch_with_mass(**changes):
 def test_by_hand():
     batch = batch_with_mass()
     strategy = xs.LowProbabilityRegularization(coef=2.0, fraction=0.3)  # ⌊0.3 · 11⌋ = 3: (5, 1), (5, 0), (4, 3)
-    kept = strategy.keep(batch)
-    assert kept["chosen"].nonzero().tolist() == [[4, 3], [5, 0]]
+    keep = strategy.keep(batch)
+    assert keep["chosen"].nonzero().tolist() == [[4, 3], [5, 0]]
     assert strategy.metrics(batch) == {"tokens": 2, "mass": pytest.approx(0.8)}
-    assert torch.isfinite(kept["proxy"]).all()
+    assert torch.isfinite(keep["proxy"]).all()
     # log π is log π_old: d = −ln 0.8, and the penalty 2 · (1/0.8 + ln 0.8 − 1)
     logps = batch.logps.clone().requires_grad_()
-    penalty = strategy.penalty(batch.with_(logps=logps), kept)
-    close(penalty.detach(), 2 * (1.25 + math.log(0.8) - 1) * exact(kept["chosen"]))
+    penalty = strategy.penalty(batch.with_(logps=logps), keep)
+    close(penalty.detach(), 2 * (1.25 + math.log(0.8) - 1) * exact(keep["chosen"]))
     penalty.sum().backward()
     # It pulls the token up: d penalty / d log π = −2 · (e^d − 1) = −0.5
-    np.testing.assert_allclose(logps.grad.nan_to_num(), -0.5 * exact(kept["chosen"]), atol=1e-6)
+    np.testing.assert_allclose(logps.grad.nan_to_num(), -0.5 * exact(keep["chosen"]), atol=1e-6)
 
 
 def test_a_token_above_its_proxy_is_left_alone_and_one_far_below_is_bounded():
     batch = batch_with_mass()
     strategy = xs.LowProbabilityRegularization(fraction=0.3)
-    kept = strategy.keep(batch)
-    above = strategy.penalty(batch.with_(logps=batch.logps + 1), kept)
+    keep = strategy.keep(batch)
+    above = strategy.penalty(batch.with_(logps=batch.logps + 1), keep)
     assert not above.any()
     far = batch.logps - 500
-    penalty = strategy.penalty(batch.with_(logps=far.requires_grad_()), kept)
-    close(penalty.detach(), 10 * exact(kept["chosen"]))
+    penalty = strategy.penalty(batch.with_(logps=far.requires_grad_()), keep)
+    close(penalty.detach(), 10 * exact(keep["chosen"]))
     penalty.sum().backward()
     assert not far.grad.any()
 

@@ -91,12 +91,12 @@ def test_every_strategy_builds_and_documents_itself(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_strategies_are_frozen_and_comparable(name):
-    one, two = (xs.build({name: REQUIRED.get(name)}) for _ in range(2))
-    two.memory["step"] = 3
-    assert one == two
-    assert one.memory == {}
+    first, second = (xs.build({name: REQUIRED.get(name)}) for _ in range(2))
+    second.memory["step"] = 3
+    assert first == second
+    assert first.memory == {}
     with pytest.raises(FrozenInstanceError):
-        one.memory = {}
+        first.memory = {}
 
 
 def test_description():
@@ -329,8 +329,8 @@ def test_every_hyperparameter_is_checked():
     checked = {(name, field) for name, field, _ in BAD_VALUES}
     elsewhere = {("element_wise_temperature", "solve_rates"), ("curriculum", "solve_rates")}
     elsewhere.add(("reference_reset", "on_stall"))
-    known = {(entry["name"], h["name"]) for entry in xs.describe() for h in entry["hyperparameters"]}
-    assert known == checked | elsewhere
+    hyperparameters = {(entry["name"], h["name"]) for entry in xs.describe() for h in entry["hyperparameters"]}
+    assert hyperparameters == checked | elsewhere
 
 
 def test_a_text_that_looks_like_a_number():

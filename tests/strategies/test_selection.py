@@ -37,8 +37,8 @@ def spread(draw):
 def test_the_kth_smallest_is_that_of_torch(case):
     values, parts, k = case
     expected = float(values.double().kthvalue(k).values)
-    for found in on_threads(parts, lambda collectives, own: kth_smallest(values[own], k, collectives=collectives)):
-        np.testing.assert_array_equal(found, expected)  # NaN equals itself, and −0 equals 0
+    for actual in on_threads(parts, lambda collectives, own: kth_smallest(values[own], k, collectives=collectives)):
+        np.testing.assert_array_equal(actual, expected)  # NaN equals itself, and −0 equals 0
     np.testing.assert_array_equal(checked(kth_smallest)(values, k), expected)
 
 
@@ -48,10 +48,10 @@ def test_the_leading_are_those_of_a_stable_sort(case, lowest):
     values, parts, k = case
     expected = torch.zeros(len(values), dtype=torch.bool)
     expected[values.double().sort(descending=not lowest, stable=True).indices[:k]] = True
-    found = on_threads(
+    actual = on_threads(
         parts, lambda collectives, own: top_k_mask(values[own], k, lowest=lowest, collectives=collectives)
     )
-    assert torch.equal(torch.cat(found), expected)
+    assert torch.equal(torch.cat(actual), expected)
     assert torch.equal(checked(top_k_mask)(values, k, lowest=lowest), expected)
 
 
@@ -61,10 +61,10 @@ def test_the_leading_are_those_of_a_stable_sort(case, lowest):
 def test_bits_are_ordered_as_the_values_are(case):
     values, _, _ = case
     bits = ordered_bits(values)
-    for one, its in zip(values.double().tolist(), bits.tolist(), strict=True):
+    for value, its in zip(values.double().tolist(), bits.tolist(), strict=True):
         for other, others in zip(values.double().tolist(), bits.tolist(), strict=True):
-            above = np.isnan(one) and not np.isnan(other)
-            assert (its > others) == (one > other or above), (one, other)
+            above = np.isnan(value) and not np.isnan(other)
+            assert (its > others) == (value > other or above), (value, other)
 
 
 def test_what_shares_all_digits_but_the_last_is_told_apart():
@@ -76,8 +76,8 @@ def test_what_shares_all_digits_but_the_last_is_told_apart():
 
 def test_nobody_leads_where_there_is_nobody():
     assert top_k_mask(torch.empty(0), 0).tolist() == []
-    found = on_threads([0, 2], lambda collectives, own: top_k_mask(torch.ones(2)[own], 1, collectives=collectives))
-    assert [part.tolist() for part in found] == [[], [True, False]]
+    result = on_threads([0, 2], lambda collectives, own: top_k_mask(torch.ones(2)[own], 1, collectives=collectives))
+    assert [part.tolist() for part in result] == [[], [True, False]]
 
 
 @pytest.mark.parametrize("size", [1 << 12])

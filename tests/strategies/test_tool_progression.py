@@ -41,7 +41,7 @@ def test_all_answers_to_a_prompt_are_sampled_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"share": 1.5}, "share is 1.5"),
         ({"share": xs.Schedule(0.5, -1)}, "share.*-1"),
@@ -49,9 +49,9 @@ def test_all_answers_to_a_prompt_are_sampled_alike() -> None:
         ({"seed": -1}, "seed is -1"),
     ],
 )
-def test_bad_values_are_refused(given: dict[str, object], message: str) -> None:
+def test_bad_values_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        xs.ToolProgression(**given)  # type: ignore[arg-type]
+        xs.ToolProgression(**options)  # type: ignore[arg-type]
 
 
 def test_more_calls_than_the_tool_allows_are_refused() -> None:

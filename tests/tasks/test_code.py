@@ -120,15 +120,15 @@ def test_no_data(tmp_path: Path) -> None:
 
 
 def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requests = []
 
     def load(name: str, split: str) -> list[dict[str, str]]:
-        asked.append((name, split))
+        requests.append((name, split))
         return OWN
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
     assert len(Code().problems("holdout")) == 2
-    assert asked == [(HUB_ID, "test")]
+    assert requests == [(HUB_ID, "test")]
 
     def fail(name: str, split: str) -> None:
         raise ConnectionError("offline")
@@ -299,8 +299,8 @@ def test_no_text_steers_a_terminal(task: Code, largest: Problem) -> None:
     ):
         verdict = task.verify(text, largest)
         assert not verdict.correct
-        for shown in (verdict.error or "", verdict.answer or ""):
-            assert clean(shown) == shown
+        for message in (verdict.error or "", verdict.answer or ""):
+            assert clean(message) == message
 
 
 def test_pieces() -> None:

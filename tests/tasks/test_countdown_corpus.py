@@ -18,9 +18,9 @@ from explorl.tasks.countdown.task import verify
 
 
 def puzzle_of(row: dict[str, Any]) -> Puzzle:
-    found = re.search(r"numbers \[([0-9, ]+)\], create an equation that equals ([0-9]+)\.", row["prompt"])
-    assert found
-    return Puzzle(tuple(int(number) for number in found[1].split(",")), int(found[2]))
+    match = re.search(r"numbers \[([0-9, ]+)\], create an equation that equals ([0-9]+)\.", row["prompt"])
+    assert match
+    return Puzzle(tuple(int(number) for number in match[1].split(",")), int(match[2]))
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +51,10 @@ def test_what_is_excluded_is_left_out(rows: list[dict[str, Any]]) -> None:
 
 def test_the_same_by_two_processes(rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(countdown_corpus, "ROWS_PER_PIECE", 20)
-    one = corpus(50, seed=3, exclude={puzzle_of(rows[0]).key})
+    sequential = corpus(50, seed=3, exclude={puzzle_of(rows[0]).key})
     two = corpus(50, seed=3, exclude={puzzle_of(rows[0]).key}, processes=2)
-    assert one == two
-    assert len({row["prompt"] for row in one}) > 45  # pieces are not the same
+    assert sequential == two
+    assert len({row["prompt"] for row in sequential}) > 45  # pieces are not the same
 
 
 def test_other_templates_and_bad_options() -> None:
@@ -75,7 +75,7 @@ def made_of(numbers: tuple[int, ...]) -> set[int]:
         return set(numbers)
     values: set[int] = set()
     for i, j in itertools.permutations(range(len(numbers)), 2):
-        left = tuple(number for place, number in enumerate(numbers) if place not in (i, j))
+        left = tuple(number for index, number in enumerate(numbers) if index not in (i, j))
         a, b = numbers[i], numbers[j]
         for value in (a + b, a - b, a * b, a // b if a % b == 0 else 0):
             if value > 0:

@@ -44,14 +44,14 @@ def read(completion: str, nums: list[int], target: int) -> list[tuple[int, int]]
         assert operated(op, int(p), int(q)) == int(result)
         assert op in "+*" or int(p) >= int(q)
     pairs: list[tuple[int, int]] = []
-    known: set[int] = set()
+    reached: set[int] = set()
     values: set[int] = set()
     left: list[int] = []
     searched = lines[: len(lines) - len(steps)]
-    for place, line in enumerate(searched):
-        found = LINE.fullmatch(line)
-        assert found, line
-        p, q, mark, entries, hit, rest = found.groups()
+    for index, line in enumerate(searched):
+        match = LINE.fullmatch(line)
+        assert match, line
+        p, q, mark, entries, hit, rest = match.groups()
         results = []
         for op, value in ENTRY.findall(entries):
             assert operated(op, int(p), int(q)) == int(value), line
@@ -61,15 +61,15 @@ def read(completion: str, nums: list[int], target: int) -> list[tuple[int, int]]
             pairs.append((int(p), int(q)))
             left = [int(number) for number in rest.split()]
             assert sorted([*pairs[-1], *left]) == sorted(nums)
-            values, known = set(results), {target, *left}
+            values, reached = set(results), {target, *left}
         elif len(nums) > 2:
-            assert {int(p), int(q)} <= known  # nothing from nowhere
-            known |= set(results)
+            assert {int(p), int(q)} <= reached  # nothing from nowhere
+            reached |= set(results)
         if mark == "?" and len(nums) > 2:
             assert results, "a line that says nothing"
             assert not values & set(results[:-1])
             assert bool(hit) is (results[-1] in values)
-        assert bool(hit) is (place == len(searched) - 1)
+        assert bool(hit) is (index == len(searched) - 1)
     return pairs
 
 
@@ -96,15 +96,15 @@ def whole_values(nums: tuple[int, ...]) -> set[int]:
     """All that the numbers give by whole and positive steps, by brute force."""
     if len(nums) == 1:
         return set(nums)
-    found: set[int] = set()
+    values: set[int] = set()
     for size in range(1, len(nums)):
         for part in itertools.combinations(range(len(nums)), size):
             some = tuple(nums[i] for i in part)
             rest = tuple(nums[i] for i in range(len(nums)) if i not in part)
             for p, q in itertools.product(whole_values(some), whole_values(rest)):
                 high, low = max(p, q), min(p, q)
-                found |= {p + q, p * q} | ({high - low} - {0}) | ({high // low} if high % low == 0 else set())
-    return found
+                values |= {p + q, p * q} | ({high - low} - {0}) | ({high // low} if high % low == 0 else set())
+    return values
 
 
 @settings(max_examples=30, deadline=None)
@@ -136,9 +136,9 @@ def test_finds_nearly_all_that_four_numbers_give() -> None:
 def test_the_docstrings_example() -> None:
     from explorl.tasks.countdown import search as countdown_search
 
-    shown = [line for line in (countdown_search.__doc__ or "").splitlines() if re.match(r"    [0-9]+ [0-9]+[:?]", line)]
-    shown = [line.strip().split("  ")[0] for line in shown]
-    assert countdown_search.try_pair((35, 18, 7, 9), 61, (0, 1)).text.splitlines() == shown
+    lines = [line for line in (countdown_search.__doc__ or "").splitlines() if re.match(r"    [0-9]+ [0-9]+[:?]", line)]
+    lines = [line.strip().split("  ")[0] for line in lines]
+    assert countdown_search.try_pair((35, 18, 7, 9), 61, (0, 1)).text.splitlines() == lines
 
 
 def test_by_hand() -> None:
@@ -161,8 +161,8 @@ def test_no_sign_is_merged_with_another() -> None:
 def test_the_same_seed_gives_the_same_text_and_others_give_variants() -> None:
     problem = ([26, 27, 21, 2], 37)
     for order in ORDERS:
-        one, other = (search(*problem, rng=Random(4), order=order) for _ in range(2))
-        assert one == other
+        first, other = (search(*problem, rng=Random(4), order=order) for _ in range(2))
+        assert first == other
         variants = {search(*problem, rng=Random(seed), order=order) for seed in range(30)}
         assert len(variants) == 1 if order == "systematic" else len(variants) > 4
 

@@ -56,13 +56,13 @@ def test_complete_against_brute_force(nums: tuple[int, ...], use_all: bool) -> N
                 expected.setdefault(int(value), set()).add(canonical(parse(text)))
     assert reachable(nums, use_all=use_all) == set(expected)
     for target, texts in expected.items():
-        found = solutions(nums, target, use_all=use_all)
-        assert {canonical(parse(text)) for text in found} == texts
-        assert len(found) == len(texts)
-        assert all(accepted(text, nums, target) for text in found)
-        one = solve(nums, target, use_all=use_all)
-        assert accepted(one, nums, target)
-        assert not use_all or len(numbers(parse(one or ""))) == len(nums)
+        all_solutions = solutions(nums, target, use_all=use_all)
+        assert {canonical(parse(text)) for text in all_solutions} == texts
+        assert len(all_solutions) == len(texts)
+        assert all(accepted(text, nums, target) for text in all_solutions)
+        solution = solve(nums, target, use_all=use_all)
+        assert accepted(solution, nums, target)
+        assert not use_all or len(numbers(parse(solution or ""))) == len(nums)
     for target in set(range(1, 60)) - set(expected):
         assert solve(nums, target, use_all=use_all) is None
         assert solutions(nums, target, use_all=use_all) == []
@@ -94,8 +94,8 @@ def test_by_hand() -> None:
 
 
 def test_signs_of_factors_make_different_solutions() -> None:
-    found = {canonical(parse(text)) for text in solutions([3, 5, 2, 7], 10, use_all=True)}
-    assert {canonical(parse("(3-5)*(2-7)")), canonical(parse("(5-3)*(7-2)"))} <= found
+    forms = {canonical(parse(text)) for text in solutions([3, 5, 2, 7], 10, use_all=True)}
+    assert {canonical(parse("(3-5)*(2-7)")), canonical(parse("(5-3)*(7-2)"))} <= forms
 
 
 @pytest.mark.parametrize(("nums", "target"), [([], 3), ([1] * 7, 3), ([0, 1], 1), ([-2, 3], 1), ([3, 7], 0), ([3], -3)])

@@ -48,8 +48,8 @@ def test_every_trace_is_correct_well_formed_and_honest(seed: int, style: str, lo
 
 
 def test_the_same_rng_gives_the_same_trace() -> None:
-    one, other = (trace([3, 7, 12], 33, rng=Random(4), style="words") for _ in range(2))
-    assert one == other
+    first, other = (trace([3, 7, 12], 33, rng=Random(4), style="words") for _ in range(2))
+    assert first == other
     assert len({trace([3, 7, 12], 33, rng=Random(seed), style="words") for seed in range(50)}) > 40
 
 
@@ -88,8 +88,8 @@ def test_near_misses_use_all_numbers_and_are_different(seed: int) -> None:
 
 def test_near_misses_are_nearer_than_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     def median_distance() -> float:
-        drawn = (near_misses([3, 17, 12, 20], 50, rng=Random(seed), count=1) for seed in range(200))
-        return float(median(abs(evaluate(tree) - 50) for trees in drawn for tree in trees))
+        samples = (near_misses([3, 17, 12, 20], 50, rng=Random(seed), count=1) for seed in range(200))
+        return float(median(abs(evaluate(tree) - 50) for trees in samples for tree in trees))
 
     near = median_distance()
     monkeypatch.setattr(traces, "_CANDIDATES", 1)

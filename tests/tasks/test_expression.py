@@ -93,7 +93,7 @@ def test_canonical_is_an_expression_of_the_same_value_and_ignores_order(tree: Tr
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("first", "other", "same"),
     [
         ("3+7*12", "12*7+3", True),
         ("3-(5-7)", "7+3-5", True),
@@ -107,8 +107,8 @@ def test_canonical_is_an_expression_of_the_same_value_and_ignores_order(tree: Tr
         ("6*1", "6/1", False),
     ],
 )
-def test_canonical_by_hand(one: str, other: str, same: bool) -> None:
-    assert (canonical(parse(one)) == canonical(parse(other))) is same
+def test_canonical_by_hand(first: str, other: str, same: bool) -> None:
+    assert (canonical(parse(first)) == canonical(parse(other))) is same
 
 
 @pytest.mark.parametrize(

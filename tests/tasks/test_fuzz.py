@@ -30,8 +30,8 @@ def completions(seed: int, count: int, good: str) -> Iterator[str | bytes]:
         elif kind == 1:
             text = list(good)
             for _ in range(draw.randrange(1, 6)):
-                place = draw.randrange(len(text) + 1)
-                text[place : place + draw.randrange(3)] = draw.choice(PIECES)
+                position = draw.randrange(len(text) + 1)
+                text[position : position + draw.randrange(3)] = draw.choice(PIECES)
             yield "".join(text)
         else:
             yield bytes(draw.randrange(256) for _ in range(draw.randrange(60)))
@@ -45,11 +45,11 @@ def cases() -> dict[str, tuple[Task, Problem, str, str]]:
     total = gym.problems("holdout", limit=1)[0]
     answer = total.data["answer"]
     choice = get_task("choice")
-    asked = Problem("q", {"question": "Which?", "choices": ["north", "south", "east"], "answer": 1})
+    question = Problem("q", {"question": "Which?", "choices": ["north", "south", "east"], "answer": 1})
     return {
         "countdown": (countdown, puzzle, "<think>hm</think><answer>3*7+12</answer>", "<answer>"),
         "gym": (gym, total, f"<think>so</think><answer>{answer}</answer>", "<answer>"),
-        "choice": (choice, asked, "Reasoning. The answer is (B).", "B"),
+        "choice": (choice, question, "Reasoning. The answer is (B).", "B"),
     }
 
 

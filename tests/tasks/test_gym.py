@@ -186,9 +186,9 @@ def test_scorers_may_do_anything(value: Any, score: float, error: str | None) ->
                 raise value
             return value
 
-    found = score_answer(Anything(), "1", {"answer": "1", "metadata": {}})
-    assert found[0] == score
-    assert found[1] is None if error is None else error in (found[1] or "")
+    scored = score_answer(Anything(), "1", {"answer": "1", "metadata": {}})
+    assert scored[0] == score
+    assert scored[1] is None if error is None else error in (scored[1] or "")
 
 
 @pytest.mark.parametrize("name", sorted(set(DATASETS) - SLOW - NO_DEFAULTS))
@@ -397,9 +397,11 @@ def test_fractions_in_the_metadata() -> None:
     """gsm_symbolic draws some of its numbers as fractions, which JSON has not."""
     task = get_task("gym:gsm_symbolic", sizes={"train": 40, "holdout": 0, "sft": 0})
     problems = task.problems("train")
-    values = [value for one in problems for value in decode_metadata(one.data["metadata"])["variables"].values()]
+    values = [
+        value for problem in problems for value in decode_metadata(problem.data["metadata"])["variables"].values()
+    ]
     assert any(isinstance(value, Fraction) for value in values)
-    verdicts = task.verify_many([f"<answer>{one.data['answer']}</answer>" for one in problems], problems)
+    verdicts = task.verify_many([f"<answer>{problem.data['answer']}</answer>" for problem in problems], problems)
     assert all(verdict.correct for verdict in verdicts)
 
 

@@ -138,8 +138,8 @@ def test_a_scorer_that_always_says_yes_to_yes(share: float) -> None:
     def score(answer: str, entry: Any) -> float:
         return float(answer in ("yes", entry["answer"]))
 
-    found = worst_finding(probe(score, entries(golds), 1.0))
-    assert found == Finding("'yes'", golds.count("no"), golds.count("no"))
+    result = worst_finding(probe(score, entries(golds), 1.0))
+    assert result == Finding("'yes'", golds.count("no"), golds.count("no"))
 
 
 def test_a_finding_is_most_of_the_problems() -> None:
@@ -268,7 +268,7 @@ def test_the_page_has_every_data_set() -> None:
 
 @pytest.mark.slow
 def test_the_page_is_what_is_found() -> None:
-    found = {row.name: list(row.cells) for row in rows()}
-    assert found == written()
-    for name, (_, verdict, *_rest) in found.items():
+    table = {row.name: list(row.cells) for row in rows()}
+    assert table == written()
+    for name, (_, verdict, *_rest) in table.items():
         assert (find_weakness(name, {}, 1.0) is not None) is (verdict == "**refused**"), name

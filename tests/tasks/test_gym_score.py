@@ -87,9 +87,9 @@ def test_an_answer_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return [IsolatedResult([int(message["answer"]), None]) for message in sent]
 
     monkeypatch.setattr(scorer._isolated, "call_many", call_many)
-    one = {"question": "?", "answer": "1", "metadata": "{}"}
-    other = {**one, "answer": "2"}
-    answers = [("1", one), ("0", one), ("1", one), ("1", other), ("1" * 10_001, one)]
+    entry = {"question": "?", "answer": "1", "metadata": "{}"}
+    other = {**entry, "answer": "2"}
+    answers = [("1", entry), ("0", entry), ("1", entry), ("1", other), ("1" * 10_001, entry)]
     too_long = (0.0, "an answer of over 10000 characters")
     assert scorer.score(answers) == [(1.0, None), (0.0, None), (1.0, None), (1.0, None), too_long]
     assert len(sent) == 3
@@ -158,8 +158,8 @@ def test_shut_in_scores_are_the_same(name: str) -> None:
     task = gym(name)
     texts = [*(entry["answer"] for entry in entries), "0", "nan", "[]", "x + 1", "True"]
     pairs = [(text, entry) for text in texts if text is not None for entry in entries]
-    found = task._scorer.score([(text, task.problem(entry).data) for text, entry in pairs])
-    assert found == [score_answer(dataset, text, entry) for text, entry in pairs]
+    scores = task._scorer.score([(text, task.problem(entry).data) for text, entry in pairs])
+    assert scores == [score_answer(dataset, text, entry) for text, entry in pairs]
 
 
 # Hostile answers ------------------------------------------------------------------------------------------------------
@@ -296,10 +296,10 @@ def test_eval_in_a_part_of_a_composite_is_guarded(naive: Gym) -> None:
 
 
 def test_equal_tasks_share_their_scorer() -> None:
-    one, two = gym("chain_sum", config={"min_terms": 2, "max_terms": 3}), gym("chain_sum", seed=4, threshold=0.5)
-    assert one._scorer is gym("chain_sum", config={"max_terms": 3, "min_terms": 2})._scorer
-    assert two._scorer is gym("chain_sum")._scorer
-    assert one._scorer is not two._scorer
+    first, second = gym("chain_sum", config={"min_terms": 2, "max_terms": 3}), gym("chain_sum", seed=4, threshold=0.5)
+    assert first._scorer is gym("chain_sum", config={"max_terms": 3, "min_terms": 2})._scorer
+    assert second._scorer is gym("chain_sum")._scorer
+    assert first._scorer is not second._scorer
 
 
 def test_processes_end_with_the_last_task() -> None:
@@ -320,17 +320,17 @@ def test_threads_and_forks() -> None:
     task._scorer._isolated.workers = 2
     problems = task.problems("train")
     texts = [said(problem.data["answer"]) for problem in problems]
-    found: list[bool] = []
+    verdicts: list[bool] = []
 
     def judge() -> None:
-        found.extend(verdict.correct for verdict in task.verify_many(texts, problems))
+        verdicts.extend(verdict.correct for verdict in task.verify_many(texts, problems))
 
     threads = [threading.Thread(target=judge) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [True] * 24
+    assert verdicts == [True] * 24
     child = os.fork()
     if child == 0:
         os._exit(0 if all(verdict.correct for verdict in task.verify_many(texts, problems)) else 1)

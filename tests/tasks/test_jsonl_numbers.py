@@ -227,8 +227,8 @@ def test_a_unit_that_is_asked_for(tmp_path: Path) -> None:
 
 def test_answers_in_other_units_are_other_answers(tmp_path: Path) -> None:
     task, problem = task_of(tmp_path, 5)
-    said = [task.verify(f"<answer>{text}</answer>", problem).answer for text in ("5", "5.0 apples", "5 dozen")]
-    assert said == ["5", "5", "5 dozen"]
+    answers = [task.verify(f"<answer>{text}</answer>", problem).answer for text in ("5", "5.0 apples", "5 dozen")]
+    assert answers == ["5", "5", "5 dozen"]
 
 
 @pytest.mark.parametrize(

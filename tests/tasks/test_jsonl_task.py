@@ -203,7 +203,7 @@ def test_no_question_of_the_holdout_is_in_another_split(tmp_path: Path) -> None:
     task = Jsonl(data_dir=tmp_path)
     with pytest.warns(UserWarning, match="5 of the 20 prompts in 'train' are also in the holdout") as warned:
         train = task.problems("train")
-    assert any("5 of the 15 prompts in 'sft'" in str(one.message) for one in warned)
+    assert any("5 of the 15 prompts in 'sft'" in str(warning.message) for warning in warned)
     held = {problem.id for problem in task.problems("holdout")}
     assert (len(train), len(held), len(task.problems("sft"))) == (15, 15, 10)
     assert not held & {problem.id for split in ("train", "sft") for problem in task.problems(split)}
@@ -298,8 +298,8 @@ def test_prompts_of_text(tmp_path: Path) -> None:
 
 def test_prompts_of_messages(tmp_path: Path) -> None:
     task, problem = only(tmp_path, {"prompt": CHAT, "answer": "yes"}, style="whole")
-    asked = [CHAT[0], {"role": "user", "content": f"Say yes.\n{STYLES['whole'].request}"}]
-    assert task.prompt(problem) == task.prompt(problem, "chat") == asked
+    messages = [CHAT[0], {"role": "user", "content": f"Say yes.\n{STYLES['whole'].request}"}]
+    assert task.prompt(problem) == task.prompt(problem, "chat") == messages
     assert task.prompt(problem, "plain") == CHAT
     assert task.prompt(problem, "text") == f"Be brief.\n\nSay yes.\n{STYLES['whole'].request}\n"
     turns = [CHAT[1], {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Again."}]
@@ -368,9 +368,9 @@ def test_an_open_think_must_be_closed() -> None:
 
 @given(st.sampled_from([*STYLES]), st.text() | st.lists(st.sampled_from(["\\boxed{", "}", "####", "<answer>", "5,", "\n", "-", "</answer>", "\\frac{1}{2}", "e9", "/0", "\ud800", "</think>"])).map("".join))  # fmt: skip  # noqa: E501
 def test_reading_never_raises(style: str, text: str) -> None:
-    found = extract_answer(text, style)
-    if found.answer is not None:
-        parse_number(found.answer)
+    extracted = extract_answer(text, style)
+    if extracted.answer is not None:
+        parse_number(extracted.answer)
 
 
 @pytest.mark.parametrize("piece", ["1", "1,", "1,111", ".", "-", "1/", "\\frac{1", "e1", "1e", " ", "{", "$", "\n"])
@@ -428,9 +428,9 @@ def test_reading_takes_linear_time(piece: str) -> None:
     ],
 )
 def test_numbers_as_people_write_them(text: str, value: str) -> None:
-    found = parse_number(text)
-    assert found is not None
-    assert format_number(found) == value
+    number = parse_number(text)
+    assert number is not None
+    assert format_number(number) == value
 
 
 @pytest.mark.parametrize(
@@ -491,7 +491,7 @@ def test_numbers_that_are_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "said", "correct"),
+    ("right", "answer", "correct"),
     [
         ("Paris", "paris", True),
         ("Paris", " **Paris**. ", True),
@@ -531,11 +531,11 @@ def test_numbers_that_are_the_same() -> None:
         (False, "False", True),
     ],
 )
-def test_exact(tmp_path: Path, right: Any, said: str, correct: bool) -> None:
+def test_exact(tmp_path: Path, right: Any, answer: str, correct: bool) -> None:
     task, problem = only(tmp_path, {"prompt": "?", "answer": right}, verifier="exact", style="tags")
-    verdict = task.verify(f"<answer>{said}</answer>", problem)
+    verdict = task.verify(f"<answer>{answer}</answer>", problem)
     assert verdict.correct is correct
-    assert verdict.well_formed is bool(said)
+    assert verdict.well_formed is bool(answer)
 
 
 def test_exact_takes_no_longer_than_the_text_is(tmp_path: Path) -> None:
@@ -683,7 +683,7 @@ def test_examples(tmp_path: Path) -> None:
     assert examples[:5] == list(task.examples(5))
     assert examples != list(task.examples(100, seed=1))
     by_prompt = {task.prompt(problem): problem for problem in task.problems("train")}
-    assert all(task.verify(one["completion"], by_prompt[one["prompt"]]).correct for one in examples)
+    assert all(task.verify(example["completion"], by_prompt[example["prompt"]]).correct for example in examples)
     assert next(task.examples(1, template="chat"))["prompt"][0]["role"] == "user"
 
 
@@ -692,8 +692,8 @@ def test_examples_of_gsm8k_and_of_messages(tmp_path: Path) -> None:
         {"question": "2 + 3?", "answer": "2 + 3 is 5.\n#### 5"},
         {"prompt": "6?", "answer": 6, "completion": [{"role": "assistant", "content": "#### 6"}]},
     ]
-    found = {one["completion"] for one in task_of(tmp_path, *rows, style="hash").examples(9)}
-    assert found == {"2 + 3 is 5.\n#### 5", "#### 6"}
+    completions = {example["completion"] for example in task_of(tmp_path, *rows, style="hash").examples(9)}
+    assert completions == {"2 + 3 is 5.\n#### 5", "#### 6"}
 
 
 def test_examples_that_state_no_answer_are_refused(tmp_path: Path) -> None:

@@ -248,9 +248,9 @@ def test_the_command_prints_no_traceback(name: str, message: str, capsys: pytest
         with pytest.raises(SystemExit) as ended:
             cli.main(command)
         assert ended.value.code == 2
-        said = capsys.readouterr().err
-        assert "Traceback" not in said
-        assert len(said.splitlines()) <= 3
+        error = capsys.readouterr().err
+        assert "Traceback" not in error
+        assert len(error.splitlines()) <= 3
 
 
 @pytest.mark.usefixtures("here")
@@ -294,8 +294,8 @@ def test_a_preset_says_nothing_of_another_task(tmp_path: Path) -> None:
     config = load_config(preset="tiny", overrides=["task.name=own_puzzles:Puzzle"])
     assert (config.task.template, config.sft.attempts, config.model.name) == (None, None, "tiny")
     assert config.task.train_problems == 4000
-    kept = load_config(preset="tiny", overrides=["task.data_dir=there"])
-    assert (kept.task.template, kept.sft.attempts) == ("terse", (0, 0))
+    tiny = load_config(preset="tiny", overrides=["task.data_dir=there"])
+    assert (tiny.task.template, tiny.sft.attempts) == ("terse", (0, 0))
     ordered = load_config(preset="tiny", overrides=["task.size=3", "task.name=own_puzzles:Sized"])
     assert ordered.task.options == {"size": 3}
     study = tmp_path / "study.yaml"
@@ -336,8 +336,8 @@ def test_a_script_elsewhere_finds_the_working_folder(tmp_path: Path, here: Path)
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     (here / "yaml.py").write_text("raise SystemError('mine')\n")  # what is installed comes first
-    found = said()
-    assert found.returncode == 0, found.stderr
+    output = said()
+    assert output.returncode == 0, output.stderr
     safe = said("-P")
     assert safe.returncode == 2
     assert "there is no module 'own_puzzles'" in safe.stderr
@@ -491,7 +491,7 @@ SMALL = [
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (
             "training.prompts_per_step=24",
@@ -502,11 +502,11 @@ SMALL = [
     ],
 )
 def test_a_run_that_could_not_train_or_score_is_not_begun(
-    change: str, said: str, here: Path, small_policy: Path, capsys: pytest.CaptureFixture[str]
+    change: str, message: str, here: Path, small_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = [word for one in (*SMALL, f"model.name={small_policy}", change) for word in ("--set", one)]
+    settings = [word for setting in (*SMALL, f"model.name={small_policy}", change) for word in ("--set", setting)]
     assert _run(["train", *settings, "--run", "run"]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
     assert not (here / "run").exists()
 
 
@@ -518,10 +518,10 @@ def test_a_chat_template_that_opens_think_is_told_to_the_task(
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>\n{% endif %}"
     (here / "thinker" / "chat_template.jinja").write_text(template)
     settings = [*SMALL, "model.name=thinker", "task.name=own_puzzles:Thinking"]
-    assert _run(["train", *(f"--set={one}" for one in settings), "--run", "run"]) == 0, capsys.readouterr().err
-    told = RunStore.open(here / "run").metrics()
-    assert [line["pass@1"] for line in told if line["kind"] == "evaluation"] == [1.0, 1.0]
-    assert [line["rewards/correctness/mean"] for line in told if line["kind"] == "train"] == [1.0]
+    assert _run(["train", *(f"--set={setting}" for setting in settings), "--run", "run"]) == 0, capsys.readouterr().err
+    metrics = RunStore.open(here / "run").metrics()
+    assert [line["pass@1"] for line in metrics if line["kind"] == "evaluation"] == [1.0, 1.0]
+    assert [line["rewards/correctness/mean"] for line in metrics if line["kind"] == "train"] == [1.0]
 
 
 @pytest.mark.usefixtures("here")
@@ -543,7 +543,7 @@ def test_held_out_problems_that_are_trained_on_are_told(monkeypatch: pytest.Monk
 def test_training_records_the_path_and_goes_on_from_it(
     here: Path, small_policy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = [word for one in (*SMALL, f"model.name={small_policy}") for word in ("--set", one)]
+    settings = [word for setting in (*SMALL, f"model.name={small_policy}") for word in ("--set", setting)]
     assert _run(["train", *settings, "--run", "run"]) == 0
     store = RunStore.open(here / "run")
     assert store.config()["task"]["name"] == "own_puzzles:Puzzle"
@@ -568,10 +568,10 @@ def _run(command: list[str]) -> int:
 
 def test_evaluation_by_name_and_with_options(here: Path, small_policy: Path) -> None:
     policy = load_policy(str(small_policy), device="cpu")
-    how = protocol("plain", samples=2, max_tokens=4)
+    settings = protocol("plain", samples=2, max_tokens=4)
     options = {"data_dir": here, "size": 3}
     names = ["own_puzzles:Sized", "own_puzzles:Deaf"]
-    sized, deaf = run_evaluation([policy], names, how, here / "out", limit=3, task_options=options)
+    sized, deaf = run_evaluation([policy], names, settings, here / "out", limit=3, task_options=options)
     assert sized.evaluation is not None
     assert deaf.evaluation is not None
     assert (sized.evaluation.task, deaf.evaluation.task) == ("sized", "deaf")
@@ -579,11 +579,11 @@ def test_evaluation_by_name_and_with_options(here: Path, small_policy: Path) -> 
     assert identity["task_options"] == {"size": 3}
     assert "task_options" not in json.loads((deaf.folder / "evaluation.json").read_text())
     with pytest.raises(StoreError, match=r"another task_options\.size: 3 there, 4 requested"):
-        run_evaluation([policy], names[:1], how, here / "out", limit=3, task_options={"size": 4})
+        run_evaluation([policy], names[:1], settings, here / "out", limit=3, task_options={"size": 4})
     with pytest.raises(ValueError, match="unknown option of task 'own_puzzles:Deaf': 'sise'"):
-        run_evaluation([policy], names[1:], how, here / "out", limit=3, task_options={"sise": 4})
+        run_evaluation([policy], names[1:], settings, here / "out", limit=3, task_options={"sise": 4})
     with pytest.raises(ValueError, match="verify of task 'boolean' returned"):
-        run_evaluation([policy], ["own_puzzles:Boolean"], how, here / "out", limit=3)
+        run_evaluation([policy], ["own_puzzles:Boolean"], settings, here / "out", limit=3)
 
 
 def test_fine_tuning_takes_as_many_examples_as_there_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -591,7 +591,7 @@ def test_fine_tuning_takes_as_many_examples_as_there_are(here: Path, capsys: pyt
     (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = ["task.name=jsonl", "task.path=rows.jsonl", "task.style=tags", "task.template=plain", "task.holdout=10"]
     settings += ["sft.epochs=1", "sft.batch_size=3", "sft.score=false", "sft.warmup_steps=0"]
-    words = [word for one in settings for word in ("--set", one)]
+    words = [word for setting in settings for word in ("--set", setting)]
     assert _run(["sft", "--preset", "tiny", *words, "--run", "run"]) == 0
     lines = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()]
     assert max(line["step"] for line in lines) == 10  # 30 rows, 3 at a time

@@ -25,8 +25,8 @@ def task() -> Task:
 
 def test_problems_are_right_distinct_and_stable(task: Task) -> None:
     problems = {split: task.problems(split) for split in task.splits}
-    assert {split: len(found) for split, found in problems.items()} == SIZES
-    everything = [problem for found in problems.values() for problem in found]
+    assert {split: len(part) for split, part in problems.items()} == SIZES
+    everything = [problem for part in problems.values() for problem in part]
     assert len({problem.id for problem in everything}) == len(everything)
     for problem in everything:
         assert eval(problem.data["expression"]) == problem.data["value"]
@@ -77,7 +77,7 @@ def test_any_completion_gets_a_verdict(text: str | bytes) -> None:
 
 @pytest.mark.parametrize("template", ["terse", "chat"])
 def test_reference_solutions_are_correct(task: Task, template: str) -> None:
-    by_prompt: dict[str, Problem] = {str(task.prompt(one, template)): one for one in task.problems("sft")}
+    by_prompt: dict[str, Problem] = {str(task.prompt(problem, template)): problem for problem in task.problems("sft")}
     examples = list(task.examples(200, template=template))
     assert examples == list(task.examples(200, template=template))
     tool = python_tool() if template == "chat" else calculator_tool()
@@ -98,10 +98,10 @@ def test_calls_give_what_stands_behind_them(python: bool) -> None:
         for calls in (1, 2):
             written, position, made = trace(tree, calls, python=python), 0, 0
             interpreter = pool.open()
-            while (found := find_call(written, tool, position)) is not None:
-                block = output_block(interpreter.run(found.source), tool, written[: found.end])
-                assert written[found.end :].startswith(block)
-                position, made = found.end + len(block), made + 1
+            while (call := find_call(written, tool, position)) is not None:
+                block = output_block(interpreter.run(call.source), tool, written[: call.end])
+                assert written[call.end :].startswith(block)
+                position, made = call.end + len(block), made + 1
             assert made == calls
     assert find_call(trace(tree, 0), tool) is None
 

@@ -271,13 +271,13 @@ def test_answers_come_from_the_verdicts_of_the_rewards(mini: Task, monkeypatch: 
     if own == "reward_functions":
         monkeypatch.setattr(kind, "reward_functions", lambda self: ["mine", *Task.reward_functions(self)])
     row = mini.rows("train", limit=1)[0]
-    given = {"id": [row["id"]] * 2, "data": [row["data"]] * 2, "opened": [False] * 2}
-    given |= {"prompts": [row["prompt"]] * 2, "completions": ["a", CORRECT]}
+    columns = {"id": [row["id"]] * 2, "data": [row["data"]] * 2, "opened": [False] * 2}
+    columns |= {"prompts": [row["prompt"]] * 2, "completions": ["a", CORRECT]}
     functions, answers = mini.scorers()
     assert len(functions) == 2 + (own == "reward_functions")
     if own != "reward_functions":
-        functions[0](**given)
-    said = mini.verify(CORRECT, mini.problems("train", limit=1)[0]).answer
-    assert answers(**given) == answers(**given) == [None, said]
+        functions[0](**columns)
+    answer = mini.verify(CORRECT, mini.problems("train", limit=1)[0]).answer
+    assert answers(**columns) == answers(**columns) == [None, answer]
     assert len(calls) == 1 + 2
-    assert answers(**{**given, "completions": [CORRECT, "a"]}) == [said, None]
+    assert answers(**{**columns, "completions": [CORRECT, "a"]}) == [answer, None]

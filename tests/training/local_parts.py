@@ -138,7 +138,7 @@ def shaped(parts: Scene, specs: Sequence[Any], *, process: int = 0, gathered: bo
     Once more, where something is remembered.
     """
     strategies = build_all(specs)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for step in (2, 3):
         output = dict(parts.output)
         batch = batch_of(parts, step, gathered=gathered)
@@ -147,11 +147,11 @@ def shaped(parts: Scene, specs: Sequence[Any], *, process: int = 0, gathered: bo
         except ValueError as error:
             return {"error": str(error)}
         put_back(result, output, batch, process=process, penalties=True)
-        found |= {f"{name} {step}": values for name, values in output.items()}
-        found |= {f"{name} {step}": value for name, value in result.metrics.items()}
+        results |= {f"{name} {step}": values for name, values in output.items()}
+        results |= {f"{name} {step}": value for name, value in result.metrics.items()}
         if not any(strategy.memory for strategy in strategies):
             break
-    return {**found, "memory": json.dumps([strategy.memory for strategy in strategies])}
+    return {**results, "memory": json.dumps([strategy.memory for strategy in strategies])}
 
 
 def batch_of(parts: Scene, step: int, *, gathered: bool) -> Batch:
@@ -181,41 +181,41 @@ def normalised(rewards: torch.Tensor) -> torch.Tensor:
     return (rewards - rewards.nanmean()).nan_to_num()
 
 
-def answers(place: int) -> dict[str, Any]:
+def answers(rank: int) -> dict[str, Any]:
     """What a process hears that has one row more than the one before it, the first one having none."""
-    collectives = Distributed(place, torch.device("cpu"))
-    rows = torch.full((place, 2), float(place))
+    collectives = Distributed(rank, torch.device("cpu"))
+    rows = torch.full((rank, 2), float(rank))
     here = collectives.local_rows(collectives.gather_rows(rows))
     return {
-        "total": collectives.sum(torch.tensor([1, place])).tolist(),
-        "largest": collectives.max(torch.tensor([-float(place), 1.0])).tolist(),
-        "smallest": collectives.min(torch.tensor([-float(place), torch.inf])).tolist(),
-        "unknown": collectives.max(torch.tensor([[torch.nan, 1.0][place == 0], 2.0])).isnan().tolist(),
-        "each": collectives.gather(torch.tensor(place)).tolist(),
+        "total": collectives.sum(torch.tensor([1, rank])).tolist(),
+        "largest": collectives.max(torch.tensor([-float(rank), 1.0])).tolist(),
+        "smallest": collectives.min(torch.tensor([-float(rank), torch.inf])).tolist(),
+        "unknown": collectives.max(torch.tensor([[torch.nan, 1.0][rank == 0], 2.0])).isnan().tolist(),
+        "each": collectives.gather(torch.tensor(rank)).tolist(),
         "everywhere": collectives.gather_rows(rows)[:, 1].tolist(),
         "marks": collectives.gather_rows(rows[:, 0] > 1).tolist(),
         "here": torch.equal(here, rows),
-        "objects": collectives.gather_objects([f"row of {place}"] * place),
-        "before": collectives.sum_before(torch.tensor(place)),
+        "objects": collectives.gather_objects([f"row of {rank}"] * rank),
+        "before": collectives.sum_before(torch.tensor(rank)),
     }
 
 
-def one_process(place: int, processes: int, folder: str, cases: dict[str, tuple[str, Sequence[Any]]]) -> None:
+def one_process(rank: int, processes: int, folder: str, cases: dict[str, tuple[str, Sequence[Any]]]) -> None:
     """Shapes this process's rows of one scene after the other, and writes down what came of it."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
-        rank=place,
+        rank=rank,
         world_size=processes,
         timeout=timedelta(seconds=120),
     )
     rows = ROWS // processes
-    own = slice(place * rows, (place + 1) * rows)
-    found = {
-        name: shaped(scene(where).rows(own), specs, process=place, gathered=False)
+    own = slice(rank * rows, (rank + 1) * rows)
+    outcomes = {
+        name: shaped(scene(where).rows(own), specs, process=rank, gathered=False)
         for name, (where, specs) in cases.items()
     }
-    found["collectives"] = answers(place)
-    torch.save(found, Path(folder) / f"{place}.pt")
+    outcomes["collectives"] = answers(rank)
+    torch.save(outcomes, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()

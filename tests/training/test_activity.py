@@ -20,7 +20,7 @@ def warned(trainer: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.train()
-    return [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    return [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
 
 
 def same(completions: list[str], **columns: Any) -> list[float]:
@@ -78,7 +78,7 @@ class Idle(Strategy):
     def weights(self, batch: Batch) -> Any:
         return 1.0 + (batch.entropy > self.threshold).float()
 
-    def penalty(self, batch: Batch, kept: Any) -> Any:
+    def penalty(self, batch: Batch, keep: Any) -> Any:
         return batch.logps * 0 if self.threshold else batch.logps
 
 

@@ -41,10 +41,10 @@ def train(make: Callable[..., Any], *strategies: Any, **changes: Any) -> tuple[A
             return output
 
     trainer = make(Trainer, options={"strategies": [*strategies, Seen()], **changes.pop("options", {})}, **changes)
-    seen = trainer.strategies[-1]
-    object.__setattr__(seen, "batches", [])
+    observer = trainer.strategies[-1]
+    object.__setattr__(observer, "batches", [])
     trainer.train()
-    return trainer, seen.batches, tokens
+    return trainer, observer.batches, tokens
 
 
 def test_answers_branch_and_the_batch_knows_it(make_trainer: Callable[..., Any]) -> None:
@@ -145,11 +145,11 @@ def test_a_prompt_that_comes_twice_in_a_batch_has_two_groups(make_trainer: Calla
     from datasets import Dataset
 
     class Same(ExplorationTrainer):
-        def __init__(self, **given: Any) -> None:
-            super().__init__(**{**given, "train_dataset": Dataset.from_dict({"prompt": ["1 2=3\n"] * 8})})
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**{**kwargs, "train_dataset": Dataset.from_dict({"prompt": ["1 2=3\n"] * 8})})
 
-    seen = Seen()
-    trainer = make_trainer(Same, options={"strategies": [xs.EntropyBranching(base=1.0, at=AT, window=1), seen]})
+    observer = Seen()
+    trainer = make_trainer(Same, options={"strategies": [xs.EntropyBranching(base=1.0, at=AT, window=1), observer]})
     object.__setattr__(trainer.strategies[-1], "batches", [])
     trainer.train()
     forks = 0

@@ -50,18 +50,18 @@ def test_the_loss_of_another_trainer_is_computed_as_there(small_policy: Path, tm
     logs = []
     for cls in (GMPOTrainer, TheirsFirst):
         policy = load_policy(str(small_policy), device="cpu")
-        given = {"num_iterations": iterations, "learning_rate": 0.1, "max_steps": 4, "optim": "sgd"}
+        options = {"num_iterations": iterations, "learning_rate": 0.1, "max_steps": 4, "optim": "sgd"}
         trainer = cls(
-            model=policy.model, reward_funcs=reward, args=GMPOConfig(str(tmp_path), **{**SETTINGS, **given}),
+            model=policy.model, reward_funcs=reward, args=GMPOConfig(str(tmp_path), **{**SETTINGS, **options}),
             train_dataset=Dataset.from_dict({"prompt": PROMPTS}), processing_class=policy.tokenizer,
             rollout_func=answers,
         )  # fmt: skip
         trainer.train()
         logs.append([entry for entry in trainer.state.log_history if "loss" in entry])
     stock, mixed = logs
-    for expected, found in zip(stock, mixed, strict=True):
+    for expected, actual in zip(stock, mixed, strict=True):
         for name in ("loss", "grad_norm", "entropy", "clip_ratio/region_mean"):
-            assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+            assert actual[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
     assert any(entry["grad_norm"] > 1e-3 for entry in stock)
 
 
@@ -188,11 +188,11 @@ def test_data_that_cannot_be_evaluated_on(
     policy = load_policy(str(small_policy), device="cpu")
     policy.tokenizer.chat_template = None
     dataset = Dataset.from_list(rows)
-    for given, name in ((dataset, error), ({"hard": dataset}, r"eval_dataset\['hard'\]")):
+    for eval_dataset, name in ((dataset, error), ({"hard": dataset}, r"eval_dataset\['hard'\]")):
         with pytest.raises(ValueError, match=name):
             ExplorationTrainer(
                 policy.model, digits, grpo_config(tmp_path, {}), Dataset.from_dict({"prompt": PROMPTS}),
-                eval_dataset=given, processing_class=policy.tokenizer,
+                eval_dataset=eval_dataset, processing_class=policy.tokenizer,
             )  # fmt: skip
 
 

@@ -33,9 +33,9 @@ def test_every_option_of_trl_is_in_the_table_once() -> None:
     """A field that a new release of TRL or transformers adds fails here until somebody has looked at it."""
     fields = {field.name for field in dataclasses.fields(GRPOConfig)}
     lists = [options.HONOURED, set(options.STEPS_ASIDE), set(options.IRRELEVANT)]
-    known = set().union(*lists)
-    assert fields - known == set(), "new options: say in explorl/training/grpo/options.py what becomes of them"
-    assert sum(map(len, lists)) == len(known), "an option is on two lists"
+    listed = set().union(*lists)
+    assert fields - listed == set(), "new options: say in explorl/training/grpo/options.py what becomes of them"
+    assert sum(map(len, lists)) == len(listed), "an option is on two lists"
 
 
 def test_every_argument_of_trls_trainer_is_in_the_table() -> None:
@@ -62,7 +62,7 @@ class Stop(Exception):
 
 def first_prompts(trainer: Any) -> list[list[int]]:
     """The token ids of the first prompts that the engine is asked to continue."""
-    seen: list[list[int]] = []
+    prompts: list[list[int]] = []
 
     def sample(sampled: Any, prompt_ids: list[list[int]], rows: Any = None) -> None:
         seen.extend(prompt_ids)
@@ -71,7 +71,7 @@ def first_prompts(trainer: Any) -> list[list[int]]:
     trainer.sampler.sample = sample
     with pytest.raises(Stop):
         trainer.train()
-    return seen
+    return prompts
 
 
 TEMPLATE = (
@@ -164,42 +164,42 @@ def test_a_callback_changes_how_is_sampled(make_trainer: Callable[..., Any]) -> 
 
 
 def test_a_length_in_generation_kwargs_alone(make_trainer: Callable[..., Any]) -> None:
-    given = {"max_completion_length": None, "generation_kwargs": {"max_new_tokens": 3}}
-    trainer = make_trainer(ExplorationTrainer, max_steps=1, **given)
+    options = {"max_completion_length": None, "generation_kwargs": {"max_new_tokens": 3}}
+    trainer = make_trainer(ExplorationTrainer, max_steps=1, **options)
     trainer.train()
     assert trainer.sampler.engine is not None
     assert trainer.state.log_history[0]["completions/max_length"] == 3
 
 
-@pytest.mark.parametrize("given", [{"no_repeat_ngram_size": 2}, {"suppress_tokens": [5]}, {"num_beams": 2}])
+@pytest.mark.parametrize("options", [{"no_repeat_ngram_size": 2}, {"suppress_tokens": [5]}, {"num_beams": 2}])
 def test_generation_kwargs_that_the_engine_lacks_are_left_to_generate(
-    make_trainer: Callable[..., Any], given: dict[str, Any]
+    make_trainer: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     with pytest.warns(UserWarning, match=f"sampling by model.generate.*no {next(iter(given))}"):
         trainer = make_trainer(ExplorationTrainer, generation_kwargs=given)
     assert trainer.sampler.engine is None
     with pytest.raises(ValueError, match=r"bottom_p sets how each row is sampled.*; remove it"):
-        make_trainer(ExplorationTrainer, generation_kwargs=given, options={"strategies": ["bottom_p"]})
+        make_trainer(ExplorationTrainer, generation_kwargs=options, options={"strategies": ["bottom_p"]})
     with pytest.raises(ValueError, match="engine='explorl' cannot sample here"):
-        make_trainer(ExplorationTrainer, generation_kwargs=given, options={"engine": "explorl"})
+        make_trainer(ExplorationTrainer, generation_kwargs=options, options={"engine": "explorl"})
 
 
-@pytest.mark.parametrize("place", ["model", "class"])
+@pytest.mark.parametrize("owner", ["model", "class"])
 def test_a_generate_of_the_users_own_is_called(
-    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, place: str
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, owner: str
 ) -> None:
     from transformers import GenerationMixin
 
-    def four_more(self: Any = None, input_ids: Any = None, **given: Any) -> Any:
+    def four_more(self: Any = None, input_ids: Any = None, **kwargs: Any) -> Any:
         return torch.cat([input_ids, torch.full((len(input_ids), 4), 9)], dim=1)
 
-    if place == "class":
+    if owner == "class":
         monkeypatch.setattr(GenerationMixin, "generate", four_more)
     else:
         load = load_policy
 
-        def with_own(*given: Any, **more: Any) -> Any:
-            policy = load(*given, **more)
+        def with_own(*kwargs: Any, **more: Any) -> Any:
+            policy = load(*kwargs, **more)
             policy.model.generate = four_more
             return policy
 
@@ -212,7 +212,7 @@ def test_a_generate_of_the_users_own_is_called(
 
 def test_a_generate_that_comes_later_is_called(make_trainer: Callable[..., Any]) -> None:
     trainer = make_trainer(ExplorationTrainer, max_steps=1)
-    trainer.model.generate = lambda input_ids, **given: torch.cat(
+    trainer.model.generate = lambda input_ids, **kwargs: torch.cat(
         [input_ids, torch.full((len(input_ids), 4), 9)], dim=1
     )
     trainer.train()
@@ -246,11 +246,11 @@ def test_a_model_that_the_engine_would_sample_wrongly_is_sampled_by_generate(
         per_device_train_batch_size=4, logging_steps=1,
     )  # fmt: skip
     data = Dataset.from_dict({"prompt": PROMPTS})
-    given: dict[str, Any] = {"model": model, "reward_funcs": digits, "args": args, "train_dataset": data}
+    options: dict[str, Any] = {"model": model, "reward_funcs": digits, "args": args, "train_dataset": data}
     with pytest.raises(ValueError, match=r"engine='explorl' would not sample as this model does .*Lfm2"):
-        ExplorationTrainer(**given, processing_class=tokenizer, engine="explorl")
+        ExplorationTrainer(**options, processing_class=tokenizer, engine="explorl")
     with pytest.warns(UserWarning, match=r"sampling by model.generate.*Lfm2DecoderLayer"):
-        trainer = ExplorationTrainer(**given, processing_class=tokenizer, strategies=["egsw"])
+        trainer = ExplorationTrainer(**options, processing_class=tokenizer, strategies=["egsw"])
     with pytest.warns(UserWarning, match=r"computed with padding.*Lfm2DecoderLayer"):
         trainer.train()
     assert trainer.state.log_history[0]["entropy"] > 0
@@ -273,33 +273,33 @@ def test_an_endless_stream_is_not_read_ahead(small_policy: Path, tmp_path: Path)
         str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_completion_length=4, max_steps=2,
         per_device_train_batch_size=4, num_generations=4, shuffle_dataset=False,
     )  # fmt: skip
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": policy.model,
         "reward_funcs": digits,
         "args": args,
         "train_dataset": IterableDataset.from_generator(endless),
         "processing_class": policy.tokenizer,
     }
-    ExplorationTrainer(**given, strategies=["egsw"]).train()
+    ExplorationTrainer(**options, strategies=["egsw"]).train()
     rates = dict.fromkeys(PROMPTS, 0.5)
     with pytest.raises(ValueError, match="curriculum orders the prompts, but IterableDataset is a stream"):
-        ExplorationTrainer(**given, strategies=[xs.Curriculum(rates)])
+        ExplorationTrainer(**options, strategies=[xs.Curriculum(rates)])
 
 
 # ---------------------------------------------------------------- batches
 
 
 def micro_batches(trainer: Any) -> list[dict[str, Any]]:
-    seen: list[dict[str, Any]] = []
+    recorded: list[dict[str, Any]] = []
     loss = trainer.loss
 
     def watched(model: Any, batch: dict[str, Any]) -> Any:
-        seen.append(batch)
+        recorded.append(batch)
         return loss(model, batch)
 
     trainer.loss = watched
     trainer.train()
-    return seen
+    return recorded
 
 
 @pytest.mark.filterwarnings("ignore:kl_cov does nothing on a batch")
@@ -315,9 +315,9 @@ def test_generation_batches_that_do_not_end_with_an_optimizer_step(
         ExplorationTrainer, steps_per_generation=per_generation, gradient_accumulation_steps=accumulated,
         max_steps=4, num_iterations=iterations, temperature=1.0, options={"strategies": ["kl_cov"]},
     )  # fmt: skip
-    seen = micro_batches(trainer)
-    assert len(seen) == 4 * accumulated
-    assert all(0 < len(batch["completion_ids"]) <= 4 for batch in seen)
+    recorded = micro_batches(trainer)
+    assert len(recorded) == 4 * accumulated
+    assert all(0 < len(batch["completion_ids"]) <= 4 for batch in recorded)
 
 
 def lengths_by_place(completion_ids: list[list[int]], **columns: Any) -> list[float]:
@@ -353,27 +353,27 @@ def well_formed(completions: list[str], **columns: Any) -> list[float]:
 
 def batch_of(trainer: Any) -> Any:
     """The first `Batch` that the strategies see."""
-    seen: list[Any] = []
+    batches: list[Any] = []
 
     class Look(xs.Strategy):
         name = "look"
 
         def metrics(self, batch: Any) -> dict[str, float]:
-            seen.append(batch)
+            batches.append(batch)
             return {}
 
     trainer.strategies.append(Look())
     trainer.train()
-    return seen[0]
+    return batches[0]
 
 
 def test_a_wrong_answer_in_the_right_form_is_wrong(make_trainer: Callable[..., Any], small_policy: Path) -> None:
-    def make(**given: Any) -> Any:
+    def make(**options: Any) -> Any:
         policy = load_policy(str(small_policy), device="cpu")
         args = copy.copy(make_trainer(ExplorationTrainer, max_steps=1).args)
         return ExplorationTrainer(
             model=policy.model, reward_funcs=[well_formed, accuracy], args=args, processing_class=policy.tokenizer,
-            train_dataset=Dataset.from_dict({"prompt": PROMPTS}), strategies=["negative_reinforcement"], **given,
+            train_dataset=Dataset.from_dict({"prompt": PROMPTS}), strategies=["negative_reinforcement"], **options,
         )  # fmt: skip
 
     with pytest.warns(UserWarning, match="count as correct if the reward function 'accuracy' returns at least 1"):
@@ -416,55 +416,57 @@ def test_memory_does_not_pass_from_one_trainer_to_the_next(make_trainer: Callabl
 
 
 def test_the_step_is_told_when_sampling(make_trainer: Callable[..., Any]) -> None:
-    told: list[int] = []
+    steps: list[int] = []
 
     class Tell(xs.Strategy):
         name = "tell"
 
         def sampling(self, prompts: Any, step: int) -> dict[str, Any]:
-            told.append(step)
+            steps.append(step)
             return {}
 
     make_trainer(ExplorationTrainer, max_steps=3, options={"strategies": [Tell()]}).train()
-    assert told == [0, 1, 2]
+    assert steps == [0, 1, 2]
 
 
 def test_training_at_temperature_one(make_trainer: Callable[..., Any]) -> None:
     rates = dict.fromkeys(PROMPTS, 0.0)
-    seen = {}
+    recorded = {}
     for where in ("row", "one"):
         strategy = xs.ElementWiseTemperature(solve_rates=rates, hard=1.5, training_temperature=where)
         trainer = make_trainer(ExplorationTrainer, max_steps=1, options={"strategies": [strategy]})
-        seen[where] = batch_of(trainer), trainer._buffered_inputs[0]["row_temperature"]
-    assert set(seen["row"][1].tolist()) == {1.5}
-    assert set(seen["one"][1].tolist()) == {1.0}
-    assert set(seen["one"][0].temperature.tolist()) == {1.5}
-    mask = seen["row"][0].mask > 0
-    torch.testing.assert_close(seen["row"][0].sampling_logps[mask], seen["one"][0].sampling_logps[mask])
-    assert (seen["row"][0].old_logps - seen["one"][0].old_logps)[mask].abs().max() > 0.1
+        recorded[where] = batch_of(trainer), trainer._buffered_inputs[0]["row_temperature"]
+    assert set(recorded["row"][1].tolist()) == {1.5}
+    assert set(recorded["one"][1].tolist()) == {1.0}
+    assert set(recorded["one"][0].temperature.tolist()) == {1.5}
+    mask = recorded["row"][0].mask > 0
+    torch.testing.assert_close(recorded["row"][0].sampling_logps[mask], recorded["one"][0].sampling_logps[mask])
+    assert (recorded["row"][0].old_logps - recorded["one"][0].old_logps)[mask].abs().max() > 0.1
 
 
 def test_a_synced_reference_is_restored_by_a_resume(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
-    given = {
+    options = {
         "beta": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5, "max_steps": 4,
         "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2,
     }  # fmt: skip
-    whole = make_trainer(ExplorationTrainer, **given)
+    whole = make_trainer(ExplorationTrainer, **options)
     whole.train()
-    resumed = make_trainer(ExplorationTrainer, **given)
+    resumed = make_trainer(ExplorationTrainer, **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
-    for one, other in zip(whole.ref_model.parameters(), resumed.ref_model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    for first, other in zip(whole.ref_model.parameters(), resumed.ref_model.parameters(), strict=True):
+        torch.testing.assert_close(first, other, rtol=0, atol=0)
 
 
 def generations_of(trainer: Any, checkpoint: Path) -> list[int | str]:
     """Places in the generation batch of the micro-batches of a resumed run, "new" before the first of each batch."""
-    seen: list[int | str] = []
+    recorded: list[int | str] = []
     score, loss = trainer.scored, trainer.loss
-    trainer.scored = lambda inputs: (seen.append("new"), score(inputs))[1]
-    trainer.loss = lambda *given: (seen.append(trainer.micro_step % trainer.args.steps_per_generation), loss(*given))[1]
+    trainer.scored = lambda inputs: (recorded.append("new"), score(inputs))[1]
+    trainer.loss = lambda *args: (recorded.append(trainer.micro_step % trainer.args.steps_per_generation), loss(*args))[
+        1
+    ]
     trainer.train(resume_from_checkpoint=str(checkpoint))
-    return seen
+    return recorded
 
 
 def test_a_resume_with_other_accumulation_begins_a_batch_with_its_first_part(
@@ -486,16 +488,16 @@ def test_a_batch_in_use_by_other_processes_is_sampled_anew(make_trainer: Callabl
         assert generations_of(resumed, state.parent) == ["new", 0, 1]
 
 
-@pytest.mark.parametrize("given", [{}, {"strategies": ["egsw"], "engine": "generate"}])
-def test_reentrant_checkpointing_warns_of_no_missing_gradient(make_trainer: Callable[..., Any], given: Any) -> None:
+@pytest.mark.parametrize("options", [{}, {"strategies": ["egsw"], "engine": "generate"}])
+def test_reentrant_checkpointing_warns_of_no_missing_gradient(make_trainer: Callable[..., Any], options: Any) -> None:
     """Where a pass has none: TRL's own go without checkpointing, and so do ours."""
     reentrant = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
-    trainer = make_trainer(ExplorationTrainer, max_steps=1, options=given, **reentrant)
+    trainer = make_trainer(ExplorationTrainer, max_steps=1, options=options, **reentrant)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.train()
     assert trainer.state.log_history[0]["grad_norm"] > 0
-    assert [one for one in caught if "None of the inputs have requires_grad" in str(one.message)] == []
+    assert [warning for warning in caught if "None of the inputs have requires_grad" in str(warning.message)] == []
 
 
 def test_fast_paths_are_tried_out_once(make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,11 +511,11 @@ def test_fast_paths_are_tried_out_once(make_trainer: Callable[..., Any], monkeyp
     for module in (passes, trial):
         own = module._try_out
         monkeypatch.setattr(
-            module, "_try_out", lambda *given, own=own, name=module.__name__: (tried.append(name), own(*given))[1]
+            module, "_try_out", lambda *args, own=own, name=module.__name__: (tried.append(name), own(*args))[1]
         )
     looks: list[int] = []
     probe = engine.probe
-    monkeypatch.setattr(engine, "probe", lambda *given: (looks.append(1), probe(*given))[1])
+    monkeypatch.setattr(engine, "probe", lambda *args: (looks.append(1), probe(*args))[1])
     trainer = make_trainer(
         ExplorationTrainer, max_steps=5, beta=0.1, bf16=True, gradient_checkpointing=True,
         options={"peft_config": LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear")},

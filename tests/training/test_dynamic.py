@@ -23,11 +23,11 @@ NAN = float("nan")
 
 
 def reference_varies(values: np.ndarray, generations: int) -> list[bool]:
-    found = []
+    results = []
     for group in values.reshape(-1, generations, values.shape[1]):
         columns = [column[~np.isnan(column)] for column in group.T]
-        found.append(any(len(column) > 1 and np.ptp(column) > 1e-6 * max(1, abs(column.max())) for column in columns))
-    return found
+        results.append(any(len(column) > 1 and np.ptp(column) > 1e-6 * max(1, abs(column.max())) for column in columns))
+    return results
 
 
 def test_varies_is_its_formula() -> None:
@@ -64,12 +64,12 @@ def enumerated(groups: int, rate: float, max_rounds: int) -> tuple[float, float,
     draws, rounds, left = 0.0, 0.0, 0.0
     lengths = range(1, max_rounds + 3)  # the last one: all R + 1 draws failed
     for outcome in itertools.product(lengths, repeat=groups):
-        failed = [one == max_rounds + 2 for one in outcome]
-        counts = [min(one, max_rounds + 1) for one in outcome]
+        failed = [samples == max_rounds + 2 for samples in outcome]
+        counts = [min(samples, max_rounds + 1) for samples in outcome]
         chance = np.prod(
             [
-                (1 - rate) ** (max_rounds + 1) if bad else rate * (1 - rate) ** (one - 1)
-                for one, bad in zip(outcome, failed, strict=True)
+                (1 - rate) ** (max_rounds + 1) if bad else rate * (1 - rate) ** (samples - 1)
+                for samples, bad in zip(outcome, failed, strict=True)
             ]
         )
         draws += chance * sum(counts)
@@ -143,20 +143,20 @@ def test_good_options() -> None:
 
 # ---------------------------------------------------------------- fresh prompts
 
-ROWS = [{"prompt": f"prompt {place}", "answer": place} for place in range(40)]
+ROWS = [{"prompt": f"prompt {index}", "answer": index} for index in range(40)]
 
 
 def fresh(number: int = 0, seed: int = 0, **options: Any) -> list[dict[str, Any]]:
     options = {"taken": [row_key(row) for row in ROWS[:5]], **options}
-    return [one.row for one in fresh_rows(len(ROWS), ROWS.__getitem__, seed=seed, number=number, **options)]
+    return [choice.row for choice in fresh_rows(len(ROWS), ROWS.__getitem__, seed=seed, number=number, **options)]
 
 
 def test_fresh_prompts_are_all_others_once_in_an_order_of_their_own() -> None:
-    found = fresh()
-    assert sorted(row["answer"] for row in found) == list(range(5, 40))
-    assert found == fresh()
-    assert found != fresh(number=1)
-    assert found != fresh(seed=1)
+    rows = fresh()
+    assert sorted(row["answer"] for row in rows) == list(range(5, 40))
+    assert rows == fresh()
+    assert rows != fresh(number=1)
+    assert rows != fresh(seed=1)
     assert fresh(seed=-1)
     assert fresh(taken=map(row_key, ROWS)) == []
     assert fresh(skips=lambda key: key != row_key(ROWS[7])) == [ROWS[7]]
@@ -292,7 +292,7 @@ def test_memory_is_bounded_and_survives_a_checkpoint(tmp_path: Path) -> None:
     again = SolveStreaks(SkipSolved(visits=1, remembered=3), seed=0)
     again.read(tmp_path)
     numbers = range(50)
-    assert [again.skips("b", one) for one in numbers] == [streaks.skips("b", one) for one in numbers]
+    assert [again.skips("b", number) for number in numbers] == [streaks.skips("b", number) for number in numbers]
     again.read(tmp_path / "nowhere")
     assert again.solved == 3
 

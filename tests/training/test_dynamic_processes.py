@@ -54,11 +54,11 @@ def own_temperature(prompt: str) -> float:
 
 def reward(prompts: list[str], trainer_state: Any, **columns: Any) -> list[float]:
     """One group in three has variance; half of the others are solved."""
-    step, found = trainer_state.global_step, []
+    step, rewards = trainer_state.global_step, []
     for row, prompt in enumerate(prompts):
         chance = keyed_uniform(prompt, step)
-        found.append(float(row % 2) if chance < 0.33 else float(PROMPTS.index(prompt) % 2))
-    return found
+        rewards.append(float(row % 2) if chance < 0.33 else float(PROMPTS.index(prompt) % 2))
+    return rewards
 
 
 def by_row(trainer: Any, generations: int) -> None:
@@ -70,9 +70,9 @@ def by_row(trainer: Any, generations: int) -> None:
         rollouts = []
         lists = {name: value for name, value in vars(params).items() if isinstance(value, tuple)}
         for row, ids in enumerate(prompt_ids):
-            place = (accelerator.process_index * len(prompt_ids) + row) % generations
+            position = (accelerator.process_index * len(prompt_ids) + row) % generations
             own: dict[str, Any] = {name: value[row] for name, value in lists.items() if len(value) == len(prompt_ids)}
-            own["seed"] = keyed_seed(ids, place, trainer.state.global_step) % 2**31
+            own["seed"] = keyed_seed(ids, position, trainer.state.global_step) % 2**31
             rollouts += sample([ids], n, replace(params, **own)).rollouts
         return Rollouts(rollouts, prompt_ids, n, 0)
 
@@ -80,9 +80,9 @@ def by_row(trainer: Any, generations: int) -> None:
 
 
 def train(policy: Path, name: str, processes: int) -> dict[str, Any]:
-    given: dict[str, Any] = dict(RUNS[name])
-    generations, batches, kept = given.pop("generations"), [], Gradients()
-    given["strategies"] = [Hot() if one == "hot" else one for one in given.get("strategies", [])]
+    settings: dict[str, Any] = dict(RUNS[name])
+    generations, batches, recorder = settings.pop("generations"), [], Gradients()
+    settings["strategies"] = [Hot() if strategy == "hot" else strategy for strategy in settings.get("strategies", [])]
     loaded = load_policy(str(policy), device="cpu")
     rows = 3 * generations if name != "odd" else 4 * generations
     trainer = ExplorationTrainer(
@@ -90,7 +90,7 @@ def train(policy: Path, name: str, processes: int) -> dict[str, Any]:
         reward_funcs=reward,
         processing_class=loaded.tokenizer,
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
-        callbacks=[kept],
+        callbacks=[recorder],
         correct="reward",
         dynamic_sampling={"max_rounds": 4},
         skip_solved={"visits": 1, "floor": 0.3},
@@ -101,7 +101,7 @@ def train(policy: Path, name: str, processes: int) -> dict[str, Any]:
             max_grad_norm=0.0, logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True, bf16=False,
             gradient_checkpointing=False, use_cpu=True, dataloader_pin_memory=False, seed=5, num_iterations=1,
         ),
-        **given,
+        **settings,
     )  # fmt: skip
     assert trainer.accelerator.num_processes == processes
     if trainer.sampler.engine is not None:
@@ -128,8 +128,8 @@ def test_two_processes_do_what_one_does(small_policy: Path, tmp_path: Path) -> N
         first, second = (json.loads((tmp_path / f"{rank}.json").read_text())[name] for rank in (0, 1))
         assert first["gradients"] == second["gradients"]
         assert first["streaks"] == second["streaks"]
-        for one, other in zip(first["logs"], second["logs"], strict=True):
-            assert one == pytest.approx(other, rel=1e-6, nan_ok=True)
+        for line, other in zip(first["logs"], second["logs"], strict=True):
+            assert line == pytest.approx(other, rel=1e-6, nan_ok=True)
         rounds = [entry["dynamic_sampling/rounds"] for entry in first["logs"]]
         assert sum(rounds) > 4
         size = RUNS[name]["generations"]
@@ -142,20 +142,22 @@ def test_two_processes_do_what_one_does(small_policy: Path, tmp_path: Path) -> N
             continue
         alone = train(small_policy, name, 1)
         assert first["streaks"] == alone["streaks"]
-        for two, one in zip(first["batches"], alone["batches"], strict=True):
-            assert two["prompt"] == one["prompt"]
-            assert two["completion"] == one["completion"]
-            assert two["advantage"] == pytest.approx(one["advantage"], abs=1e-5)
-        for two, one in zip(first["logs"], alone["logs"], strict=True):
-            same = {key: value for key, value in one.items() if key.startswith(("dynamic", "skip", "reward", "num_"))}
+        for two, single in zip(first["batches"], alone["batches"], strict=True):
+            assert two["prompt"] == single["prompt"]
+            assert two["completion"] == single["completion"]
+            assert two["advantage"] == pytest.approx(single["advantage"], abs=1e-5)
+        for two, single in zip(first["logs"], alone["logs"], strict=True):
+            same = {
+                key: value for key, value in single.items() if key.startswith(("dynamic", "skip", "reward", "num_"))
+            }
             assert {key: two[key] for key in same} == pytest.approx(same, rel=1e-4)
-        found, expected = torch.tensor(first["gradients"]), torch.tensor(alone["gradients"])
-        assert ((found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=0.1)).max() < 1e-4
+        gradients, expected = torch.tensor(first["gradients"]), torch.tensor(alone["gradients"])
+        assert ((gradients - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=0.1)).max() < 1e-4
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     policy_folder, out = map(Path, sys.argv[1:])
-    found = {name: train(policy_folder, name, 2) for name in RUNS}
-    (out / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    results = {name: train(policy_folder, name, 2) for name in RUNS}
+    (out / f"{os.environ['RANK']}.json").write_text(json.dumps(results))
     torch.distributed.destroy_process_group()

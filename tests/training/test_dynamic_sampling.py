@@ -61,7 +61,7 @@ def make(make_trainer: Make) -> Make:
             "on_rollouts": lambda step, columns: batches.append(columns),
             **changes.pop("options", {}),
         }
-        trainer = make_trainer(lambda **given: cls(**{**given, **options}), **changes)
+        trainer = make_trainer(lambda **kwargs: cls(**{**kwargs, **options}), **changes)
         trainer.batches = batches
         return trainer
 
@@ -96,17 +96,19 @@ def test_no_group_without_variance_is_trained_on_while_the_bound_allows(make: Ma
         assert (rewards.std(1) > 0).all()
         assert (grouped(columns, "advantage").std(1) > 0).all()
         assert (prompts == prompts[:, :1]).all()
-        asked: list[str] = []
+        sampled_prompts: list[str] = []
         missing = 2
         while missing:
             call = next(calls)[::GENERATIONS]
             assert len(call) == missing
-            asked += call
+            sampled_prompts += call
             missing -= sum(reward.has_variance(prompt, step) for prompt in call)
-        assert len(set(asked)) == len(asked)
-        assert sorted(prompts[:, 0]) == sorted(prompt for prompt in asked if reward.has_variance(prompt, step))
-        assert logged(trainer, "drawn")[step] == len(asked) * GENERATIONS
-        assert logged(trainer, "wasted")[step] == (len(asked) - 2) * GENERATIONS
+        assert len(set(sampled_prompts)) == len(sampled_prompts)
+        assert sorted(prompts[:, 0]) == sorted(
+            prompt for prompt in sampled_prompts if reward.has_variance(prompt, step)
+        )
+        assert logged(trainer, "drawn")[step] == len(sampled_prompts) * GENERATIONS
+        assert logged(trainer, "wasted")[step] == (len(sampled_prompts) - 2) * GENERATIONS
     assert next(calls, None) is None
     assert logged(trainer, "kept") == [8] * 4
     assert logged(trainer, "without_variance") == [0] * 4
@@ -169,11 +171,11 @@ def test_answers_that_nothing_scored_are_no_variance(make: Make) -> None:
     """Of one prompt in two all answers but one stay unscored, and of the others one in two."""
 
     def some(prompts: list[str], **columns: Any) -> list[float | None]:
-        found: list[float | None] = []
+        rewards: list[float | None] = []
         for row, prompt in enumerate(prompts):
             scored = row % GENERATIONS == 0 if keyed_uniform(prompt) < 0.5 else row % 2 == 0
-            found.append(float(row % GENERATIONS == 0) if scored else None)
-        return found
+            rewards.append(float(row % GENERATIONS == 0) if scored else None)
+        return rewards
 
     trainer = trained(make(some, dynamic={"max_rounds": 20}, max_steps=2))
     assert sum(logged(trainer, "rounds")) > 0
@@ -190,7 +192,7 @@ def test_answers_that_nothing_scored_are_no_variance(make: Make) -> None:
 def test_planted_rates_take_the_rounds_of_the_formula(make: Make, rate: float) -> None:
     """200 batches of four groups that nobody samples: each mean is within four of its standard errors."""
     batches, groups, bound = 200, 4, 4
-    data = Dataset.from_dict({"prompt": [f"{place}=" for place in range(40)]})
+    data = Dataset.from_dict({"prompt": [f"{index}=" for index in range(40)]})
     trainer = make(
         digits, dynamic={"max_rounds": bound}, per_device_train_batch_size=16, options={"train_dataset": data}
     )
@@ -203,8 +205,8 @@ def test_planted_rates_take_the_rounds_of_the_formula(make: Make, rate: float) -
 
     trainer.sample_and_reward = planted
     trainer.args.gradient_accumulation_steps = trainer.args.steps_per_generation = 1
-    found: dict[str, list[float]] = {}
-    trainer.record_metric = lambda name, value: found.setdefault(name.split("/")[1], []).append(value)
+    results: dict[str, list[float]] = {}
+    trainer.record_metric = lambda name, value: results.setdefault(name.split("/")[1], []).append(value)
     for number in range(batches):
         trainer.micro_step = number
         rows = [{"prompt": f"{(number * groups + place) % 40}="} for place in range(groups)]
@@ -218,9 +220,9 @@ def test_planted_rates_take_the_rounds_of_the_formula(make: Make, rate: float) -
     of_rounds = np.diff(np.concatenate([[0.0], at_most, [1.0]]))
     spread_of_rounds = math.sqrt(of_rounds @ np.arange(bound + 1) ** 2 - (of_rounds @ np.arange(bound + 1)) ** 2)
     assert of_rounds @ np.arange(bound + 1) == pytest.approx(cost.rounds)
-    assert abs(np.mean(found["drawn"]) / GENERATIONS - cost.groups) < 4 * spread_of_groups / math.sqrt(batches)
-    assert abs(np.mean(found["rounds"]) - cost.rounds) < 4 * spread_of_rounds / math.sqrt(batches)
-    assert abs(np.mean(found["without_variance"]) - cost.without_variance) < 4 * math.sqrt(
+    assert abs(np.mean(results["drawn"]) / GENERATIONS - cost.groups) < 4 * spread_of_groups / math.sqrt(batches)
+    assert abs(np.mean(results["rounds"]) - cost.rounds) < 4 * spread_of_rounds / math.sqrt(batches)
+    assert abs(np.mean(results["without_variance"]) - cost.without_variance) < 4 * math.sqrt(
         cost.without_variance / batches
     )
 
@@ -307,11 +309,11 @@ def test_all_that_comes_after_sees_the_rows_that_are_trained_on(make: Make) -> N
 
 def test_a_reward_function_that_changes_what_it_is_given_changes_copies(make: Make) -> None:
     """As in TRL, where the batch is made before it is rewarded."""
-    seen: list[tuple[str, list[int]]] = []
+    recorded: list[tuple[str, list[int]]] = []
 
     def careless(prompts: Any, completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
         for prompt, ids in zip(prompts, completion_ids, strict=True):
-            seen.append((prompt[-1]["content"], list(ids)))
+            recorded.append((prompt[-1]["content"], list(ids)))
             prompt.append({"role": "assistant", "content": "sure"})
             ids.append(9)
         return [float(row % 2) for row in range(len(prompts))]
@@ -325,9 +327,9 @@ def test_a_reward_function_that_changes_what_it_is_given_changes_copies(make: Ma
     trainer.scored = lambda inputs: (outputs.append(scored(inputs)), outputs[-1])[1]
     trainer.train()
     (output,) = outputs
-    for row, (prompt, ids) in enumerate(seen):
-        asked = output["prompt_ids"][row][output["prompt_mask"][row] > 0]
-        assert trainer.tokenizer.decode(asked) == prompt
+    for row, (prompt, ids) in enumerate(recorded):
+        prompt_ids = output["prompt_ids"][row][output["prompt_mask"][row] > 0]
+        assert trainer.tokenizer.decode(prompt_ids) == prompt
         assert output["completion_ids"][row][output["completion_mask"][row] > 0].tolist() == ids
 
 
@@ -348,7 +350,7 @@ def test_evaluation_asks_what_it_is_given(make: Make) -> None:
 
 
 def test_the_size_of_micro_batches_changes_nothing(make: Make) -> None:
-    found = []
+    results = []
     for micro in (2, 8):
         trainer = make(
             Planted(), dynamic={"max_rounds": 20}, options={"strategies": ["egsw", {"kl_cov": {"fraction": 0.2}}]},
@@ -356,11 +358,11 @@ def test_the_size_of_micro_batches_changes_nothing(make: Make) -> None:
             learning_rate=0.01, max_steps=2,
         )  # fmt: skip
         trainer.train()
-        found.append(trainer)
-    for other in found[1:]:
-        assert other.batches[0]["completion"] == found[0].batches[0]["completion"]
-        assert [columns["prompt"] for columns in other.batches] == [columns["prompt"] for columns in found[0].batches]
-        for name, value in weights(found[0]).items():
+        results.append(trainer)
+    for other in results[1:]:
+        assert other.batches[0]["completion"] == results[0].batches[0]["completion"]
+        assert [columns["prompt"] for columns in other.batches] == [columns["prompt"] for columns in results[0].batches]
+        for name, value in weights(results[0]).items():
             torch.testing.assert_close(weights(other)[name], value, rtol=1e-4, atol=1e-6)
 
 
@@ -421,9 +423,9 @@ def test_a_curriculum_says_which_prompts_may_come_in(make: Make) -> None:
 def test_a_curriculum_reads_prompts_that_a_transform_makes(make_trainer: Make) -> None:
     data = Dataset.from_dict({"question": PROMPTS})
     data.set_transform(lambda rows: {"prompt": [text + "?" for text in rows["question"]]})
-    rates = {text + "?": float(place < 4) / 2 for place, text in enumerate(PROMPTS)}
+    rates = {text + "?": float(index < 4) / 2 for index, text in enumerate(PROMPTS)}
     options = {"train_dataset": data, "strategies": [{"curriculum": {"solve_rates": rates}}]}
-    trainer = make_trainer(lambda **given: ExplorationTrainer(**{**given, **options}))
+    trainer = make_trainer(lambda **kwargs: ExplorationTrainer(**{**kwargs, **options}))
     assert [row["prompt"] for row in trainer.train_dataset] == [text + "?" for text in PROMPTS[:4]]
 
 
@@ -468,7 +470,7 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(
     options = {"dynamic_sampling": True, **options}
     options = {name: value() if value is stream else value for name, value in options.items()}
     with pytest.raises(ValueError, match=words):
-        make_trainer(lambda **given: ExplorationTrainer(**{**given, **options}), **changes)
+        make_trainer(lambda **kwargs: ExplorationTrainer(**{**kwargs, **options}), **changes)
 
 
 # ---------------------------------------------------------------- from a configuration

@@ -72,9 +72,9 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 ALIKE = {"pkpo", "risk_sensitive", "quantile_baseline", "unlikeliness", "ucpo"}
 """Arithmetic on groups, for which maxrl stands in every test run."""
 ALONE = [
-    pytest.param({name: given}, marks=[] if given is settings[-1] and name not in ALIKE else [pytest.mark.slow])
+    pytest.param({name: options}, marks=[] if options is settings[-1] and name not in ALIKE else [pytest.mark.slow])
     for name, settings in SETTINGS.items()
-    for given in settings
+    for options in settings
 ]
 
 
@@ -91,8 +91,8 @@ def combinations(count: int, size: int) -> list[list[dict[str, Any]]]:
 def label(spec: Any) -> str:
     if isinstance(spec, list):
         return "-".join(map(label, spec))
-    ((name, given),) = spec.items()
-    return name + "".join(f"-{value}" for value in given.values() if isinstance(value, (str, int, float)))
+    ((name, options),) = spec.items()
+    return name + "".join(f"-{value}" for value in options.values() if isinstance(value, (str, int, float)))
 
 
 def weights(trainer: Any) -> dict[str, torch.Tensor]:
@@ -108,7 +108,7 @@ def logs(trainer: Any) -> dict[int, dict[str, float]]:
 def few_answers(completions: Sequence[str], **columns: Any) -> list[str | None]:
     """What an answer says, for strategies that ask: many say the same, and some say nothing."""
     places = [ord(text.strip()[:1] or "\0") for text in completions]
-    return [None if place % 7 == 0 else str(place % 3) for place in places]
+    return [None if index % 7 == 0 else str(index % 3) for index in places]
 
 
 Run = Callable[..., Any]
@@ -144,14 +144,14 @@ def check_effect(trainer: Any, strategies: Sequence[dict[str, Any]]) -> None:
     logged = logs(trainer)
     assert list(logged) == [1, 2, 3, 4, 5]
     assert all(math.isfinite(entry["loss"]) and math.isfinite(entry["grad_norm"]) for entry in logged.values())
-    for name, given in ((name, given) for spec in strategies for name, given in spec.items()):
+    for name, options in ((name, options) for spec in strategies for name, options in spec.items()):
         if name == "entropy_bonus":  # TRL's own, with metrics of its own
             assert all("entropy_coef" in entry for entry in logged.values())
             continue
         acts = (3, 5) if name == "position_shaping" else (1, 3, 5)  # the steps with a new batch
         for step in acts:
             own = {key: value for key, value in logged[step].items() if key.startswith(f"strategy/{name}/")}
-            assert own, (name, given, step)
+            assert own, (name, options, step)
             assert all(math.isfinite(value) for value in own.values()), own
 
 
@@ -185,8 +185,8 @@ def test_alone(run: Run, plain: dict[str, Any], tmp_path: Path, spec: dict[str, 
 @pytest.mark.parametrize(
     "specs",
     [
-        pytest.param(some, marks=[pytest.mark.slow] if place > 3 else [])
-        for place, some in enumerate(combinations(10, 3))
+        pytest.param(some, marks=[pytest.mark.slow] if index > 3 else [])
+        for index, some in enumerate(combinations(10, 3))
     ],
     ids=label,
 )
@@ -261,13 +261,13 @@ def test_a_curriculum_applies_however_the_data_set_is_given(make_trainer: Callab
     curriculum = {"curriculum": {"solve_rates": RATES, "above": 0.5}}
     by_name = make_trainer(ExplorationTrainer, options={"strategies": [curriculum]})
     assert len(by_name.train_dataset) == 4
-    given = make_trainer(ExplorationTrainer)
+    template = make_trainer(ExplorationTrainer)
     by_position = ExplorationTrainer(
-        given.model,
-        given.reward_funcs,
-        given.args,
-        given.train_dataset,
-        processing_class=given.processing_class,
+        template.model,
+        template.reward_funcs,
+        template.args,
+        template.train_dataset,
+        processing_class=template.processing_class,
         strategies=[curriculum],
     )
     assert len(by_position.train_dataset) == 4

@@ -151,7 +151,7 @@ def test_what_is_logged_is_what_trl_logs(make_trainer: Callable[..., Any], way: 
     stock, ours = logs
     assert len(stock) == 4
     assert max(entry["kl"] for entry in stock) > 1e-3
-    for expected, found in zip(stock, ours, strict=True):
-        assert found.keys() == expected.keys()
+    for expected, actual in zip(stock, ours, strict=True):
+        assert actual.keys() == expected.keys()
         for name in expected.keys() - {"step_time"}:
-            assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+            assert actual[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name

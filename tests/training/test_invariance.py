@@ -101,7 +101,7 @@ def gradients(
     from explorl.models import load_policy
 
     loaded = load_policy(str(policy), device="cpu")
-    kept = Gradients()
+    recorder = Gradients()
     trainer = ExplorationTrainer(
         model=loaded.model,
         reward_funcs=reward,
@@ -109,7 +109,7 @@ def gradients(
         train_dataset=Dataset.from_dict({"prompt": [f"{a} {a + 3}=" for a in range(1, 10)]}),
         rollout_func=answers,
         strategies=LISTS[name],
-        callbacks=[kept],
+        callbacks=[recorder],
         args=GRPOConfig(
             str(save or policy / "out"),
             per_device_train_batch_size=micro_batch,
@@ -136,12 +136,12 @@ def gradients(
         ),
     )
     trainer.train(resume_from_checkpoint=str(resume / "checkpoint-1") if resume else None)
-    return torch.stack(kept.steps)
+    return torch.stack(recorder.steps)
 
 
-def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+def difference(first: torch.Tensor, other: torch.Tensor) -> float:
     """Of each step's gradient, relative to its norm; the larger one."""
-    return float(((one - other).norm(dim=1) / other.norm(dim=1)).max())
+    return float(((first - other).norm(dim=1) / other.norm(dim=1)).max())
 
 
 @cache
@@ -169,38 +169,38 @@ def on_two_processes(policy: Path, folder: Path, job: str) -> dict[str, torch.Te
     command = [*launch, __file__, str(policy), str(folder), job]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-5000:]
-    found: dict[str, torch.Tensor] = torch.load(folder / "gradients.pt", weights_only=True)
-    return found
+    gradients_by_case: dict[str, torch.Tensor] = torch.load(folder / "gradients.pt", weights_only=True)
+    return gradients_by_case
 
 
 def one_of_two_processes(policy: Path, folder: Path, job: str) -> None:
     """What each of them does."""
     half = {"micro_batch": 4, "processes": 2}
     if job == "gradients":
-        found = {f"{name} {loss}": gradients(policy, name, loss, **half) for name, loss in CASES}
+        gradients_by_case = {f"{name} {loss}": gradients(policy, name, loss, **half) for name, loss in CASES}
     else:
-        found = {"whole": gradients(policy, "many", "dapo", **half, save=folder / "run")}
-        found["resumed"] = gradients(policy, "many", "dapo", **half, resume=folder / "run")
+        gradients_by_case = {"whole": gradients(policy, "many", "dapo", **half, save=folder / "run")}
+        gradients_by_case["resumed"] = gradients(policy, "many", "dapo", **half, resume=folder / "run")
     assert torch.distributed.get_world_size() == 2
     if torch.distributed.get_rank() == 0:
-        torch.save(found, folder / "gradients.pt")
+        torch.save(gradients_by_case, folder / "gradients.pt")
     torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_two_processes(small_policy: Path, tmp_path: Path) -> None:
-    found = on_two_processes(small_policy, tmp_path, "gradients")
-    assert len(found) == len(CASES)
+    gradients_by_case = on_two_processes(small_policy, tmp_path, "gradients")
+    assert len(gradients_by_case) == len(CASES)
     for name, loss in CASES:
-        assert difference(found[f"{name} {loss}"], expected(small_policy, name, loss)) < 1e-5, (name, loss)
+        assert difference(gradients_by_case[f"{name} {loss}"], expected(small_policy, name, loss)) < 1e-5, (name, loss)
 
 
 @pytest.mark.slow
 def test_two_processes_resume_in_the_middle_of_a_reuse(small_policy: Path, tmp_path: Path) -> None:
     """Each process finds its own part of the batch in the checkpoint."""
-    found = on_two_processes(small_policy, tmp_path, "resume")
-    assert len(found["whole"]) == 2
-    assert difference(found["resumed"], found["whole"][1:]) < 1e-5
+    gradients_by_case = on_two_processes(small_policy, tmp_path, "resume")
+    assert len(gradients_by_case["whole"]) == 2
+    assert difference(gradients_by_case["resumed"], gradients_by_case["whole"][1:]) < 1e-5
 
 
 # --- the order of the rows ----------------------------------------------------------------------------------------
@@ -262,8 +262,8 @@ def test_permuting_the_batch_permutes_the_result(name: str) -> None:
         order = torch.randperm(len(batch.rewards), generator=torch.Generator().manual_seed(seed))
         other = shape(strategies, permuted(batch, order))
         for field in ("advantages", "loss_mask", "weights", "kl_weights"):
-            one = getattr(result, field)[order]
-            torch.testing.assert_close(getattr(other, field), one, rtol=1e-6, atol=1e-6, equal_nan=True, msg=field)
+            moved = getattr(result, field)[order]
+            torch.testing.assert_close(getattr(other, field), moved, rtol=1e-6, atol=1e-6, equal_nan=True, msg=field)
         assert other.kept.keys() == result.kept.keys()
         for key, value in result.kept.items():
             torch.testing.assert_close(other.kept[key], value[order], msg=key)

@@ -123,7 +123,7 @@ def full_logits(model: Any, weights: dict[str, torch.Tensor], prompt: list[int],
 
 @pytest.mark.parametrize("engine", ["explorl", "generate"])
 def test_columns_are_what_full_logits_say(make_trainer: Make, engine: str) -> None:
-    kept, weights = Kept(), Weights()
+    recorder, weights = Kept(), Weights()
     trainer = make_trainer(
         ExplorationTrainer, temperature=0.7, max_steps=1, learning_rate=0.02, optim="sgd",
         options={
@@ -131,23 +131,23 @@ def test_columns_are_what_full_logits_say(make_trainer: Make, engine: str) -> No
             "strategies": ["position_shaping"] if engine == "explorl" else [],
         },
     )  # fmt: skip
-    trainer.listen(kept, 1, after=kept)
+    trainer.listen(recorder, 1, after=recorder)
     trainer.train()
-    (step, first), (same, columns) = kept.told
+    (step, first), (same, columns) = recorder.told
     assert step == same == 1
     assert {"logp_after"} == columns.keys() - first.keys()
     assert all(first[name] == columns[name] for name in first)
     assert columns["correct"] == [reward >= 0.3 for reward in columns["reward/digits"]]
-    known = [row for row, tokens in enumerate(columns["tokens"]) if tokens is not None]
+    inspected = [row for row, tokens in enumerate(columns["tokens"]) if tokens is not None]
     close = [row for row, sizes in enumerate(columns["update_size"]) if sizes is not None]
     assert close == [0, 2, 5]
-    assert known == (sorted({*range(4), *close}) if engine == "explorl" else close)
+    assert inspected == (sorted({*range(4), *close}) if engine == "explorl" else close)
     model = trainer.model
     forward = type(model).forward
     model.forward = forward.__get__(model)
     model.eval()
     tokenizer = trainer.processing_class
-    for row in known:
+    for row in inspected:
         prompt, ids = columns["prompt_ids"][row], columns["token_ids"][row]
         assert columns["tokens"][row] == [tokenizer.decode([token]) for token in ids]
         logits, states = full_logits(model, weights.states[0], prompt, ids)
@@ -196,14 +196,14 @@ def test_the_file_is_there_before_the_updates_and_is_completed_after_the_last(ma
 
 @pytest.mark.slow
 def test_a_batch_in_use_is_completed_by_the_run_that_goes_on(make_trainer: Make, tmp_path: Path) -> None:
-    def make(kept: Kept, **changes: Any) -> Any:
+    def make(recorder: Kept, **changes: Any) -> Any:
         trainer = make_trainer(
             ExplorationTrainer, num_iterations=2, max_steps=6, save_strategy="steps", save_steps=3,
             output_dir=str(tmp_path / "runs"),
-            options={"observers": [kept, *statistics()], "strategies": ["ppl_shaping"], "lens": Lens(every=1)},
+            options={"observers": [recorder, *statistics()], "strategies": ["ppl_shaping"], "lens": Lens(every=1)},
             **changes,
         )  # fmt: skip
-        trainer.listen(kept, 1, after=kept)
+        trainer.listen(recorder, 1, after=recorder)
         return trainer
 
     whole, resumed = Kept(), Kept()
@@ -216,8 +216,8 @@ def test_a_batch_in_use_is_completed_by_the_run_that_goes_on(make_trainer: Make,
     assert [view.step for view in resumed.views] == [3, 5]
     lines = [
         {line["step"]: {name: value for name, value in line.items() if name.startswith("lens/")}
-         for line in one.state.log_history if "loss" in line and line["step"] > 3}
-        for one in (trainer, again)
+         for line in source.state.log_history if "loss" in line and line["step"] > 3}
+        for source in (trainer, again)
     ]  # fmt: skip
     assert lines[0] == lines[1]
     assert {"lens/fastest_drop_negative_share", "lens/probability_change_below_0.06"} <= lines[0][6].keys()
@@ -227,25 +227,25 @@ def test_nobody_asks_and_nothing_is_done(make_trainer: Make, monkeypatch: pytest
     monkeypatch.setattr(
         "explorl.training.grpo.inspection.answer_records", lambda *_, **__: pytest.fail("a pass was made")
     )
-    kept = Kept()
-    trainer = make_trainer(ExplorationTrainer, options={"on_rollouts": kept, "token_records": 1})
+    recorder = Kept()
+    trainer = make_trainer(ExplorationTrainer, options={"on_rollouts": recorder, "token_records": 1})
     trainer.train()
     assert not any(name.startswith("lens/") for line in trainer.state.log_history for name in line)
-    assert [step for step, _ in kept.told] == [1, 2]
-    assert "correct" not in kept.told[0][1]  # nobody has said which reward decides
-    assert "logp_after" not in kept.told[0][1]
-    assert [row is not None for row in kept.told[0][1]["entropy"]] == [True] * 4 + [False] * 4
+    assert [step for step, _ in recorder.told] == [1, 2]
+    assert "correct" not in recorder.told[0][1]  # nobody has said which reward decides
+    assert "logp_after" not in recorder.told[0][1]
+    assert [row is not None for row in recorder.told[0][1]["entropy"]] == [True] * 4 + [False] * 4
 
 
 def test_views_hold_the_batch(make_trainer: Make) -> None:
-    kept = Kept()
+    recorder = Kept()
     trainer = make_trainer(
         ExplorationTrainer, max_steps=1,
-        options={"observers": [kept], "lens": Lens(rate=0.25), "strategies": [{"mask_truncated": {}}]},
+        options={"observers": [recorder], "lens": Lens(rate=0.25), "strategies": [{"mask_truncated": {}}]},
     )  # fmt: skip
-    trainer.listen(kept, 2)
+    trainer.listen(recorder, 2)
     trainer.train()
-    (view,), ((_, columns),) = kept.views, kept.told
+    (view,), ((_, columns),) = recorder.views, recorder.told
     assert list(view.completions) == columns["completion"]
     assert view.advantage.tolist() == columns["advantage"]
     assert view.reward_parts["digits"].tolist() == columns["reward/digits"] == view.rewards.tolist()
@@ -303,46 +303,46 @@ def made_up(*, sampled: bool = True, seed: int = 0, **changes: Any) -> StepView:
 
 def test_statistics_are_what_numpy_says() -> None:
     view = made_up()
-    said = {name: value for observer in statistics() for name, value in observer.see(view).items()}
+    metrics = {name: value for observer in statistics() for name, value in observer.see(view).items()}
     entropy, mask = view.entropy.numpy(), view.mask.numpy() > 0
     rows = np.array([[sign] * 12 for sign in np.sign(view.advantage.numpy())])
-    assert said["entropy_positive"] == pytest.approx(entropy[mask & (rows > 0)].mean())
-    assert said["entropy_negative"] == pytest.approx(entropy[mask & (rows < 0)].mean())
+    assert metrics["entropy_positive"] == pytest.approx(entropy[mask & (rows > 0)].mean())
+    assert metrics["entropy_negative"] == pytest.approx(entropy[mask & (rows < 0)].mean())
 
     bins: dict[int, list[float]] = {}
     for values, counted in zip(entropy, mask, strict=True):
         own = values[counted]
-        for place, value in enumerate(own):
-            bins.setdefault(20 * place // len(own), []).append(value)
-    for place in range(20):
-        mean = said[f"entropy_position_{place:02d}"]
-        assert mean == pytest.approx(np.mean(bins[place])) if place in bins else np.isnan(mean)
+        for index, value in enumerate(own):
+            bins.setdefault(20 * index // len(own), []).append(value)
+    for index in range(20):
+        mean = metrics[f"entropy_position_{index:02d}"]
+        assert mean == pytest.approx(np.mean(bins[index])) if index in bins else np.isnan(mean)
     assert len(bins) > 10
 
     assert view.sampled is not None
     close = mask[[1, 4]]
     sizes = view.sampled.update_size.numpy()[close]
-    assert said["update_size_mean"] == pytest.approx(sizes.mean())
+    assert metrics["update_size_mean"] == pytest.approx(sizes.mean())
     for share in (50, 90, 99):
-        assert said[f"update_size_p{share}"] == pytest.approx(np.percentile(sizes, share))
+        assert metrics[f"update_size_p{share}"] == pytest.approx(np.percentile(sizes, share))
     change = np.abs(np.exp(view.sampled.logps_after.numpy()) - np.exp(view.sampled.logps.numpy()))[close]
-    assert said["probability_change_mean_abs"] == pytest.approx(change.mean())
-    assert said["probability_change_below_0.06"] == pytest.approx((change < 0.06).mean())
-    assert 0 < said["probability_change_below_0.06"] < 1
+    assert metrics["probability_change_mean_abs"] == pytest.approx(change.mean())
+    assert metrics["probability_change_below_0.06"] == pytest.approx((change < 0.06).mean())
+    assert 0 < metrics["probability_change_below_0.06"] < 1
 
-    assert said["quality_format_violations"] == pytest.approx(2 / 6)
-    assert said["quality_language_mixing"] == pytest.approx(1 / 6)
-    assert said["quality_repetitive"] == pytest.approx(1 / 6)
-    assert said["quality_redundancy"] == pytest.approx((1 - 3 / 7) / 6)
-    assert "fastest_drop_negative_share" not in said  # one batch has no slope
+    assert metrics["quality_format_violations"] == pytest.approx(2 / 6)
+    assert metrics["quality_language_mixing"] == pytest.approx(1 / 6)
+    assert metrics["quality_repetitive"] == pytest.approx(1 / 6)
+    assert metrics["quality_redundancy"] == pytest.approx((1 - 3 / 7) / 6)
+    assert "fastest_drop_negative_share" not in metrics  # one batch has no slope
 
 
 def test_nothing_sampled_and_nothing_known() -> None:
     nothing = torch.full((6, 12), torch.nan)
     for view in (made_up(sampled=False), made_up(sampled=False, entropy=nothing), made_up(mask=torch.zeros(6, 12))):
-        said = {name: value for observer in statistics() for name, value in observer.see(view).items()}
-        assert "quality_redundancy" in said
-        assert not np.isfinite(said["entropy_positive"]) or view.known.any()
+        metrics = {name: value for observer in statistics() for name, value in observer.see(view).items()}
+        assert "quality_redundancy" in metrics
+        assert not np.isfinite(metrics["entropy_positive"]) or view.known.any()
 
 
 def test_position_profile_by_hand() -> None:
@@ -352,34 +352,34 @@ def test_position_profile_by_hand() -> None:
 
 def test_fastest_drop_is_weighted_least_squares() -> None:
     """Tokens 0–4 in batch after batch: NumPy's slope over all occurrences, old ones counting less."""
-    observer, seen = FastestDrop(share=0.4, decay=0.9, least=2.0), []
+    observer, observations = FastestDrop(share=0.4, decay=0.9, least=2.0), []
     falls = np.array([0.01, 0.05, -0.2, 0.03, 0.0])
     for number in range(8):
         view = made_up(seed=number)
         entropy = 5 - torch.tensor(falls, dtype=torch.float32)[view.token_ids] * number + 0.01 * view.entropy
         view = made_up(seed=number, entropy=entropy)
-        said = observer.see(view)
+        metrics = observer.see(view)
         for row, column in zip(*np.nonzero(view.mask.numpy()), strict=True):
-            seen.append(
+            observations.append(
                 (number, int(view.token_ids[row, column]), float(entropy[row, column]), float(view.advantage[row]))
             )
         if number == 4:  # what a checkpoint keeps is all that there is to know
             state = observer.state_dict()
             observer = FastestDrop(share=0.4, decay=0.9, least=2.0)
             observer.load_state_dict(state)
-    steps, ids, values, advantages = (np.array(column) for column in zip(*seen, strict=True))
+    steps, ids, values, advantages = (np.array(column) for column in zip(*observations, strict=True))
     weights = 0.9 ** (7 - steps)
     slopes = {
         token: np.polyfit(steps[ids == token], values[ids == token], 1, w=np.sqrt(weights[ids == token]))[0]
         for token in range(5)
     }
     expected = sorted(slopes, key=lambda token: slopes[token])[:2]
-    found, drops = observer.fastest()
-    assert found.tolist() == expected == [1, 3]
+    fastest, drops = observer.fastest()
+    assert fastest.tolist() == expected == [1, 3]
     np.testing.assert_allclose(drops, [-slopes[token] for token in expected], rtol=1e-6)
     own = np.isin(ids, expected)
     negative, positive = (weights[own & (advantages * sign > 0)].sum() for sign in (-1, 1))
-    assert said["fastest_drop_negative_share"] == pytest.approx(negative / (negative + positive))
+    assert metrics["fastest_drop_negative_share"] == pytest.approx(negative / (negative + positive))
 
 
 # ---------------------------------------------------------------- which answers, which observers
@@ -417,7 +417,7 @@ def test_an_observer_that_fails_is_named(observer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("observer", "words"),
     [
         ("tests.training.test_lens", "name your own like my_pkg.watching:Lengths"),
         ("tests.training.test_lens:Nowhere", "has no 'Nowhere' to use"),
@@ -427,9 +427,9 @@ def test_an_observer_that_fails_is_named(observer: Any) -> None:
         (3, "the observer 3 has no method see"),
     ],
 )
-def test_what_is_no_observer_is_refused(given: Any, words: str) -> None:
+def test_what_is_no_observer_is_refused(observer: Any, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
-        build_observers([given])
+        build_observers([observer])
 
 
 def test_a_tools_output_has_no_values() -> None:

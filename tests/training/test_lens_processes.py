@@ -61,7 +61,8 @@ def test_two_processes_log_what_one_logs(policy: Path, tmp_path: Path) -> None: 
             # Without the engine the entropy is known of the answers that are looked at closely alone.
             apart = (*CLOSE, "lens/entropy", "lens/fastest") if name == "given/plain" else CLOSE
             compared, others = (
-                {key: value for key, value in one.items() if not key.startswith(apart)} for one in (line, expected)
+                {key: value for key, value in record.items() if not key.startswith(apart)}
+                for record in (line, expected)
             )
             assert compared == pytest.approx(others, rel=1e-3, abs=1e-4), name
             assert len(compared) > 3
@@ -70,6 +71,6 @@ def test_two_processes_log_what_one_logs(policy: Path, tmp_path: Path) -> None: 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     policy_folder, out = map(Path, sys.argv[1:])
-    found = {name: logged(policy_folder, name, processes=2) for name in NAMES}
-    (out / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    results = {name: logged(policy_folder, name, processes=2) for name in NAMES}
+    (out / f"{os.environ['RANK']}.json").write_text(json.dumps(results))
     torch.distributed.destroy_process_group()

@@ -67,10 +67,10 @@ def test_a_group_of_equal_rewards_is_neither_positive_nor_negative() -> None:
     advantage = torch.tensor([1.0, -1.0, 7.4e-5, -7.4e-5, -7.4e-5, torch.nan])
     view = made_up(advantage=advantage)
     assert view.sign.tolist() == [1, -1, 0, 0, 0, 0]
-    said = {name: value for observer in statistics() for name, value in observer.see(view).items()}
+    metrics = {name: value for observer in statistics() for name, value in observer.see(view).items()}
     for row, name in ((0, "entropy_positive"), (1, "entropy_negative")):
         own = view.entropy[row][view.mask[row] > 0]
-        assert said[name] == pytest.approx(own.double().mean().item())
+        assert metrics[name] == pytest.approx(own.double().mean().item())
     drop = FastestDrop(least=1.0)
     drop.see(view)
     counted = view.mask.sum(1)

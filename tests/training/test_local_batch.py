@@ -33,7 +33,7 @@ EVERY = {
 """Settings beyond those of the other tests."""
 
 
-SPECS = [[{name: one}] for name, given in SETTINGS.items() for one in [*given, *EVERY.get(name, [])]]
+SPECS = [[{name: setting}] for name, settings in SETTINGS.items() for setting in [*settings, *EVERY.get(name, [])]]
 CASES: dict[str, tuple[str, list[Any]]] = {
     **{f"{label(spec)} {where}": (where, spec) for spec in SPECS for where in SCENES},
     **{f"company {where}": (where, [*COMPANY]) for where in SCENES},
@@ -55,7 +55,7 @@ class Pool:
         }
         get_context("forkserver").set_forkserver_preload([one_process.__module__])  # they import it once for all
         start_processes(one_process, (processes, str(folder), self.cases), processes, start_method="forkserver")
-        self.found = [torch.load(folder / f"{place}.pt", weights_only=False) for place in range(processes)]
+        self.found = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(processes)]
 
 
 @pytest.fixture(scope="module", params=[2, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 4))])
@@ -83,19 +83,19 @@ def test_each_process_shapes_its_rows_as_in_the_whole_batch(pool: Pool) -> None:
     rows = ROWS // pool.processes
     for name, (where, specs) in pool.cases.items():
         expected = shaped(scene(where), specs)
-        for place, found in enumerate(found[name] for found in pool.found):
-            assert found.keys() == expected.keys(), name
+        for rank, actual in enumerate(actual[name] for actual in pool.found):
+            assert actual.keys() == expected.keys(), name
             for key, whole in expected.items():
-                own = found[key]
+                own = actual[key]
                 if isinstance(whole, torch.Tensor) and whole.dim():
-                    whole = whole[place * rows : (place + 1) * rows]
+                    whole = whole[rank * rows : (rank + 1) * rows]
                     whole = whole[:, : own.size(1)] if whole.dim() == 2 else whole
-                equal(own, whole, f"{name} {key} of process {place}")
+                equal(own, whole, f"{name} {key} of process {rank}")
 
 
 def test_a_value_that_is_not_finite_fails_on_all_processes_alike(pool: Pool) -> None:
     for hook in ("weights", "rewards"):
-        errors = [found[f"{hook} of NaN"]["error"] for found in pool.found]
+        errors = [result[f"{hook} of NaN"]["error"] for result in pool.found]
         assert len(set(errors)) == 1
         assert f"undefined.{hook} is nan on " in errors[0]
         assert errors[0] == shaped(scene("any"), [Undefined(hook)])["error"]
@@ -103,9 +103,9 @@ def test_a_value_that_is_not_finite_fails_on_all_processes_alike(pool: Pool) -> 
 
 def test_processes_with_different_numbers_of_rows_hear_of_all(pool: Pool) -> None:
     places = range(pool.processes)
-    rows = [place for place in places for _ in range(place)]
-    for place, found in enumerate(found["collectives"] for found in pool.found):
-        assert found == {
+    rows = [rank for rank in places for _ in range(rank)]
+    for rank, result in enumerate(result["collectives"] for result in pool.found):
+        assert result == {
             "total": [pool.processes, sum(places)],
             "largest": [0.0, 1.0],
             "smallest": [-float(pool.processes - 1), torch.inf],
@@ -115,7 +115,7 @@ def test_processes_with_different_numbers_of_rows_hear_of_all(pool: Pool) -> Non
             "marks": [row > 1 for row in rows],
             "here": True,
             "objects": [f"row of {row}" for row in rows],
-            "before": sum(range(place)),
+            "before": sum(range(rank)),
         }
 
 
@@ -128,11 +128,11 @@ def test_rows_may_be_spread_in_any_way(rows: tuple[int, ...]) -> None:
         expected = shape(build_all(specs), whole, normalised)
         places = on_threads(rows, partial(shaped_part, specs, whole))
         for field in ("advantages", "loss_mask", "weights", "kl_weights"):
-            equal(torch.cat([getattr(one, field) for one in places]), getattr(expected, field), f"{name} {field}")
+            equal(torch.cat([getattr(part, field) for part in places]), getattr(expected, field), f"{name} {field}")
         for key, values in expected.kept.items():
-            equal(torch.cat([one.kept[key] for one in places]), values, f"{name} {key}")
-        for one in places:
-            equal(one.metrics, expected.metrics, f"{name} metrics")
+            equal(torch.cat([part.kept[key] for part in places]), values, f"{name} {key}")
+        for part in places:
+            equal(part.metrics, expected.metrics, f"{name} metrics")
 
 
 def shaped_part(specs: list[Any], whole: Batch, collectives: Collectives, own: slice) -> Shaped:
@@ -182,8 +182,8 @@ def test_a_strategy_must_say_that_it_acts_on_parts(
     strategies: list[Strategy], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert act_on_parts(strategies) is expected
-    asked = []
-    monkeypatch.setattr(grpo, "generation_batch", lambda *args, gathered, **more: asked.append(gathered))
+    calls = []
+    monkeypatch.setattr(grpo, "generation_batch", lambda *args, gathered, **more: calls.append(gathered))
     monkeypatch.setattr(grpo, "shape", lambda *args: SimpleNamespace(metrics={}))
     monkeypatch.setattr(grpo, "put_back", lambda *args, **more: None)
     others = ("correct", "num_generations", "temperature", "has_penalties", "max_completion_length", "scale_rewards")
@@ -212,6 +212,6 @@ def test_the_example_of_the_documentation_acts_on_parts() -> None:
     expected = shape([strategy], whole)
     counted = whole.mask > 0
     assert abs(float(expected.advantages[counted].mean())) < 1e-6 < float(whole.advantages[counted].mean().abs())
-    for place, found in enumerate(on_threads((5, 7), partial(shaped_part, [strategy], whole))):
-        equal(found.advantages, expected.advantages[place * 5 : 5 + place * 7], "advantages")
-        equal(found.metrics, expected.metrics, "metrics")
+    for rank, part in enumerate(on_threads((5, 7), partial(shaped_part, [strategy], whole))):
+        equal(part.advantages, expected.advantages[rank * 5 : 5 + rank * 7], "advantages")
+        equal(part.metrics, expected.metrics, "metrics")

@@ -15,20 +15,20 @@ MASK = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
 def test_clipping_takes_the_worse_of_two() -> None:
     ratio = torch.tensor([[0.5, 1.5, 1.1], [0.5, 1.5, 3.0]])
     advantages = torch.tensor([[2.0], [-2.0]])
-    found = clipped_surrogate(ratio, advantages, 0.2, 0.3)
+    actual = clipped_surrogate(ratio, advantages, 0.2, 0.3)
     # A > 0: r up to 1.3; A < 0: r from 0.8 on.
     expected = torch.tensor([[-1.0, -2.6, -2.2], [1.6, 3.0, 6.0]])
-    torch.testing.assert_close(found.loss, expected)
-    assert found.low_clipped.tolist() == [[False] * 3, [True, False, False]]
-    assert found.high_clipped.tolist() == [[False, True, False], [False] * 3]
+    torch.testing.assert_close(actual.loss, expected)
+    assert actual.low_clipped.tolist() == [[False] * 3, [True, False, False]]
+    assert actual.high_clipped.tolist() == [[False, True, False], [False] * 3]
     bounded = clipped_surrogate(ratio, advantages, 0.2, 0.3, delta=2.0)
     assert bounded.loss[1, 2] == 4.0  # −(2 · −2)
 
 
 def test_a_clip_range_of_each_token() -> None:
     high = torch.tensor([[0.0, 1.0]])
-    found = clipped_surrogate(torch.full((1, 2), 1.5), torch.ones(1, 1), 0.2, high)
-    torch.testing.assert_close(found.loss, torch.tensor([[-1.0, -1.5]]))
+    result = clipped_surrogate(torch.full((1, 2), 1.5), torch.ones(1, 1), 0.2, high)
+    torch.testing.assert_close(result.loss, torch.tensor([[-1.0, -1.5]]))
 
 
 def test_ratios_of_tokens_and_of_sequences() -> None:
@@ -40,8 +40,8 @@ def test_ratios_of_tokens_and_of_sequences() -> None:
 
 
 def test_k3() -> None:
-    found = k3(torch.log(torch.tensor([[0.5]])), torch.log(torch.tensor([[0.25]])))
-    assert float(found) == pytest.approx(0.5 - math.log(0.5) - 1)
+    result = k3(torch.log(torch.tensor([[0.5]])), torch.log(torch.tensor([[0.25]])))
+    assert float(result) == pytest.approx(0.5 - math.log(0.5) - 1)
     assert float(k3(old := torch.tensor([[-1.0]]), old)) == 0
 
 
@@ -56,8 +56,8 @@ def test_k3() -> None:
 )
 def test_normalised(kind: str, expected: float) -> None:
     losses = torch.tensor([[1.0, 2.0, 100.0], [4.0, 100.0, 100.0]])
-    found = normalised(losses, MASK, kind, rows=2, longest=10, tokens=torch.tensor(5.0), accumulated=2)
-    assert float(found) == pytest.approx(expected)
+    actual = normalised(losses, MASK, kind, rows=2, longest=10, tokens=torch.tensor(5.0), accumulated=2)
+    assert float(actual) == pytest.approx(expected)
 
 
 def test_rows_are_averaged_by_the_micro_batches_of_trl() -> None:

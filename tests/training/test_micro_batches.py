@@ -51,16 +51,17 @@ def test_rows_of_two_optimizer_steps_are_drawn_by_chance() -> None:
         "nothing": None,
     }
     torch.manual_seed(0)
-    found = make_micro_batches(batch, windows=2, parts=2, needed=torch.ones(16, dtype=torch.bool))
-    rows = [part["row"].tolist() for part in found]
-    assert [part["name"] for part in found] == rows
+    micro_batches = make_micro_batches(batch, windows=2, parts=2, needed=torch.ones(16, dtype=torch.bool))
+    rows = [part["row"].tolist() for part in micro_batches]
+    assert [part["name"] for part in micro_batches] == rows
     assert sorted(row for part in rows for row in part) == list(range(16))
     assert sorted(rows[0] + rows[1]) != list(range(8))
-    assert all(part["mean_rows"] == 4 and part["num_items_in_batch"] == 48 for part in found)
+    assert all(part["mean_rows"] == 4 and part["num_items_in_batch"] == 48 for part in micro_batches)
     torch.manual_seed(0)
     order = torch.randperm(16).tolist()  # TRL's, cut into four
     assert all(
-        part["trl_part"].tolist() == [order.index(row) // 4 % 2 for row in part["row"].tolist()] for part in found
+        part["trl_part"].tolist() == [order.index(row) // 4 % 2 for row in part["row"].tolist()]
+        for part in micro_batches
     )
 
 
@@ -74,14 +75,14 @@ def one_letter(completions: list[str], **columns: Any) -> list[float]:
 def test_rows_without_advantage_are_left_out(
     make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, loss: str, strategies: list[str]
 ) -> None:
-    seen: dict[bool, int] = {}
+    row_counts: dict[bool, int] = {}
     logs, gradients = [], []
     for leave_out in (True, False):
-        kept = Gradients()
+        recorder = Gradients()
         trainer = make_trainer(
             ExplorationTrainer, loss_type=loss, max_steps=1, optim="sgd", temperature=1.0, beta=0.0,
             per_device_train_batch_size=4, gradient_accumulation_steps=4,
-            options={"strategies": strategies, "callbacks": [kept]},
+            options={"strategies": strategies, "callbacks": [recorder]},
         )  # fmt: skip
         trainer.reward_funcs = [one_letter]
         if not leave_out:
@@ -92,10 +93,10 @@ def test_rows_without_advantage_are_left_out(
             trainer, "loss", lambda m, i, c=compute, r=rows: (r.append(len(i["completion_ids"])), c(m, i))[1]
         )
         trainer.train()
-        seen[leave_out] = sum(rows)
-        gradients.append(kept.steps[0])
+        row_counts[leave_out] = sum(rows)
+        gradients.append(recorder.steps[0])
         logs.append(next(entry for entry in trainer.state.log_history if "entropy" in entry))
-    assert seen == {True: 8, False: 16}
+    assert row_counts == {True: 8, False: 16}
     assert gradients[1].norm() > 0
     assert (gradients[0] - gradients[1]).norm() < 1e-5 * gradients[1].norm()
     assert logs[0]["entropy"] == pytest.approx(logs[1]["entropy"], rel=1e-4)

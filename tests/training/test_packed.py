@@ -94,11 +94,11 @@ def test_a_prompt_is_computed_once() -> None:
     model = build("llama")
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     ids, mask, completion = shared([(9, 2), (9, 3), (9, 4)], model.config.vocab_size)
-    seen: list[int] = []
-    hook = model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: seen.append(output.size(1)))
+    lengths: list[int] = []
+    hook = model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: lengths.append(output.size(1)))
     packed_logps(model, ids, mask, completion)
     hook.remove()
-    assert seen == [8 + 3 * 1 + 2 + 3 + 4]  # its last token predicts another one in each row, so it stands in each
+    assert lengths == [8 + 3 * 1 + 2 + 3 + 4]  # its last token predicts another one in each row, so it stands in each
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -124,10 +124,10 @@ def test_attention_stays_within_each_sequence(lengths: list[int], window: int | 
     out = rows.attend(query, key, value, 0.5, window, None)
     start = 0
     for length in lengths:
-        for place in range(length):
-            first = 0 if window is None else max(0, place + 1 - window)
-            seen = slice(start + first, start + place + 1)
-            scores = 0.5 * query[0, :, start + place] @ key[0, 0, seen].T
-            expected = torch.softmax(scores, dim=-1) @ value[0, 0, seen]
-            torch.testing.assert_close(out[0, start + place], expected, rtol=1e-4, atol=1e-5)
+        for position in range(length):
+            first = 0 if window is None else max(0, position + 1 - window)
+            visible = slice(start + first, start + position + 1)
+            scores = 0.5 * query[0, :, start + position] @ key[0, 0, visible].T
+            expected = torch.softmax(scores, dim=-1) @ value[0, 0, visible]
+            torch.testing.assert_close(out[0, start + position], expected, rtol=1e-4, atol=1e-5)
         start += length

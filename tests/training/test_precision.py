@@ -75,13 +75,13 @@ def test_the_engine_samples_from_a_shadow_of_what_the_optimizer_moves(
             shadow = dict(trainer.model.named_parameters())[name]
             assert shadow.dtype == torch.bfloat16
             torch.testing.assert_close(shadow.float(), weight.to(torch.bfloat16).float(), rtol=0, atol=0)
-            seen.append(shadow.clone())
-        return found
+            weights_used.append(shadow.clone())
+        return sampled
 
     trainer.sampler.sample = watched
     trainer.train()
-    assert len(seen) == 3
-    assert not torch.equal(seen[0], seen[2])
+    assert len(weights_used) == 3
+    assert not torch.equal(weights_used[0], weights_used[2])
     assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
     states = [state["exp_avg"].dtype for state in trainer.optimizer.state.values()]
     assert set(states) == {torch.float32}
@@ -113,7 +113,7 @@ def test_gradient_checkpointing_saves_memory_and_changes_nothing(
     make_trainer: Callable[..., Any], reentrant: bool
 ) -> None:
     """Layers are computed twice, and the gradient is the same to the bit."""
-    found, calls = [], []
+    gradients, calls = [], []
     for checkpointing in (False, True):
         trainer = make_trainer(ExplorationTrainer, bf16=False, use_cpu=DEVICE == "cpu")
         count = [0]
@@ -124,10 +124,10 @@ def test_gradient_checkpointing_saves_memory_and_changes_nothing(
         trainer.logprobs.pass_kind(trainer.model, 16)  # tries the pass out
         count[0] = 0
         inputs = random_inputs(beta=0.0, reused=False, tools=False)
-        found.append(gradients_of(trainer, inputs, checkpointing, reentrant)[1])
+        gradients.append(gradients_of(trainer, inputs, checkpointing, reentrant)[1])
         calls.append(count[0])
     assert calls == [1, 2]
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
 
 
 def test_a_shadow_shares_tied_weights_and_leaves_everything_as_it_was() -> None:

@@ -99,10 +99,10 @@ def test_what_is_trained_in_which_precision(
 ) -> None:
     config = config_of(small_policy, dtype, lora=lora)
     store = RunStore.create(tmp_path / "run", config.dump())
-    seen: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
 
     def train(self: Any, **kwargs: Any) -> None:
-        seen.update(
+        recorded.update(
             trained={p.dtype for p in self.model.parameters() if p.requires_grad},
             frozen={p.dtype for p in self.model.parameters() if not p.requires_grad},
             autocast=self.accelerator.native_amp,
@@ -114,12 +114,12 @@ def test_what_is_trained_in_which_precision(
     with warnings.catch_warnings(record=True) as caught, pytest.raises(Seen):
         warnings.simplefilter("always")
         run(config, store, console=Console(quiet=True))
-    assert seen["trained"] == {trained}
-    assert seen["frozen"] == ({frozen} if frozen else set())
-    assert seen["autocast"] == (dtype != "float32")
-    told = [str(w.message) for w in caught if LOST in str(w.message)]
-    assert len(told) == warned
-    assert all("use bfloat16" in message for message in told)
+    assert recorded["trained"] == {trained}
+    assert recorded["frozen"] == ({frozen} if frozen else set())
+    assert recorded["autocast"] == (dtype != "float32")
+    messages = [str(w.message) for w in caught if LOST in str(w.message)]
+    assert len(messages) == warned
+    assert all("use bfloat16" in message for message in messages)
 
 
 @pytest.mark.parametrize(("dtype", "moved"), [("bfloat16", (0.9, 1.0)), ("pure_bfloat16", (0.0, 0.5))])
@@ -148,18 +148,18 @@ def test_grpo_in_mixed_precision(
     """Weights and optimizer stay float32."""
     config = config_of(small_policy, "bfloat16", beta=0.1)
     config.rollout.engine = engine  # type: ignore[assignment]
-    seen: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     train = StoredExplorationTrainer.train
 
     def watched(self: Any, **kwargs: Any) -> Any:
         result = train(self, **kwargs)
-        seen["states"] = {v.dtype for state in self.optimizer.state.values() for v in state.values() if v.ndim}
+        recorded["states"] = {v.dtype for state in self.optimizer.state.values() for v in state.values() if v.ndim}
         return result
 
     monkeypatch.setattr(StoredExplorationTrainer, "train", watched)
     store = RunStore.create(tmp_path / "run", config.dump())
     made = run_grpo(config, store, console=Console(quiet=True))
-    assert seen["states"] == {torch.float32}
+    assert recorded["states"] == {torch.float32}
     assert {value.dtype for value in load_file(made / "model.safetensors").values()} == {torch.float32}
     assert [record["step"] for record in store.metrics() if record["kind"] == "train"] == [1, 2]
 
@@ -190,19 +190,21 @@ def test_the_trainer_is_told_which_reward_says_correct(
     small_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(small_policy, "float32")
-    told: dict[str, Any] = {}
+    trainer_options: dict[str, Any] = {}
 
     def init(self: Any, *args: Any, **options: Any) -> None:
-        told.update(options)
+        trainer_options.update(options)
         raise Seen
 
     monkeypatch.setattr(StoredExplorationTrainer, "__init__", init)
     with pytest.raises(Seen):
         run_grpo(config, RunStore.create(tmp_path / "run", config.dump()), console=Console(quiet=True))
-    assert told["correct"] == ("correctness", 1.0)
+    assert trainer_options["correct"] == ("correctness", 1.0)
     from trl.trainer.utils import get_callable_name
 
-    assert told["correct"][0] in [get_callable_name(function) for function in told["reward_funcs"]]
+    assert trainer_options["correct"][0] in [
+        get_callable_name(function) for function in trainer_options["reward_funcs"]
+    ]
 
 
 def test_a_correct_answer_reaches_the_threshold_before_the_weights() -> None:

@@ -86,8 +86,8 @@ def test_a_finished_run_made_longer_is_the_long_run(
     assert (short / "model-step-4").is_dir()
     command("train", "--config", config_file, "--set", "training.steps=6", "--run", long, capsys=capsys)
     assert steps_of(short) == steps_of(long) == [1, 2, 3, 4, 5, 6]
-    one, other = (load_file(run / "model" / "model.safetensors") for run in (short, long))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    first, other = (load_file(run / "model" / "model.safetensors") for run in (short, long))
+    assert all(torch.equal(first[name], other[name]) for name in first)
     starts = json.loads((short / "provenance.json").read_text())
     assert [start["resumed_from"] for start in starts] == [None, "checkpoint-4"]
     assert starts[1]["changed"] == {"training.steps": [4, 6]}
@@ -115,11 +115,11 @@ def test_rows_that_have_changed_since_are_told_of(
         return command("train", *more, capsys=capsys)
 
     task = ["task.name=jsonl", f"task.path={rows}", "task.template=plain", "training.steps=2", "evaluation.ends=0"]
-    assert train(1, "--config", config_file, *(f"--set={one}" for one in task), "--run", run)[0] == 0
-    for steps, answer, told in ((3, 1, False), (4, 2, True)):
+    assert train(1, "--config", config_file, *(f"--set={setting}" for setting in task), "--run", run)[0] == 0
+    for steps, answer, warned in ((3, 1, False), (4, 2, True)):
         code, out, err = train(answer, "--resume", run, "--set", f"training.steps={steps}")
         assert code == 0, err
-        assert ("the problems differ from those that" in out) == told
+        assert ("the problems differ from those that" in out) == warned
 
 
 def test_a_schedule_that_was_falling_is_told_of(
@@ -158,8 +158,8 @@ def test_sft_and_grpo_do_not_go_on_with_each_other(
     assert "SFT: step 6 of 6" in out
     long = tmp_path / "long"
     command(*arguments[:-1], long, "--set", "sft.epochs=2", capsys=capsys)
-    one, other = (load_file(run / "model" / "model.safetensors") for run in (warm, long))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    first, other = (load_file(run / "model" / "model.safetensors") for run in (warm, long))
+    assert all(torch.equal(first[name], other[name]) for name in first)
 
     (warm / "run.json").write_text("")
     code, _, err = command("train", "--resume", warm, capsys=capsys)
@@ -269,17 +269,17 @@ def test_a_log_has_a_line_at_the_first_step_each_half_minute_and_at_the_last(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock = Clock()
-    shown = ProgressDisplay("GRPO", Console(), clock)
+    display = ProgressDisplay("GRPO", Console(), clock)
     args = SimpleNamespace(num_iterations=2)
     state = SimpleNamespace(global_step=0, max_steps=20, is_world_process_zero=True)
-    shown.on_train_begin(args, state, None)
+    display.on_train_begin(args, state, None)
     for _ in range(20):
         clock.now += 6
         state.global_step += 1
-        shown.on_step_end(args, state, None)
+        display.on_step_end(args, state, None)
         logs = {"loss": 0.1, "reward": 0.25, "entropy": 1.5, "num_tokens": state.global_step * 1200}
-        shown.on_log(args, state, None, logs)
-    shown.on_train_end(args, state, None)
+        display.on_log(args, state, None, logs)
+    display.on_train_end(args, state, None)
     lines = lines_in(capsys)
     assert lines[0] == "GRPO: step 1 of 10, reward 0.250, entropy 1.500, 200 tokens/s"
     assert [line.split(",")[0] for line in lines] == [f"GRPO: step {n} of 10" for n in (1, 3, 6, 8, 10)]
@@ -294,28 +294,28 @@ def test_the_last_line_has_the_speed_up_to_what_was_logged(
 ) -> None:
     """What came after it, an evaluation too, took time and has no tokens that anybody has counted."""
     clock = Clock()
-    shown = ProgressDisplay("SFT", Console(), clock)
+    display = ProgressDisplay("SFT", Console(), clock)
     args, state = SimpleNamespace(), SimpleNamespace(global_step=0, max_steps=14, is_world_process_zero=True)
-    shown.on_train_begin(args, state, None)
+    display.on_train_begin(args, state, None)
     for step in range(14):
         clock.now += 1
         state.global_step += 1
         if step in {0, *logged}:
-            shown.on_log(args, state, None, {"loss": 0.1, "num_tokens": state.global_step * 200})
-    shown.on_train_end(args, state, None)
+            display.on_log(args, state, None, {"loss": 0.1, "num_tokens": state.global_step * 200})
+    display.on_train_end(args, state, None)
     assert lines_in(capsys) == [
         "SFT: step 1 of 14, loss 0.100, 200 tokens/s", f"SFT: step 14 of 14, loss 0.100{last}",
     ]  # fmt: skip
 
 
 def test_a_bar_counts_steps_not_updates() -> None:
-    shown = ProgressDisplay("GRPO", Console(quiet=True))
+    display = ProgressDisplay("GRPO", Console(quiet=True))
     args = SimpleNamespace(num_iterations=2)
     state = SimpleNamespace(global_step=0, max_steps=20, is_world_process_zero=True)
-    shown.on_train_begin(args, state, None)
+    display.on_train_begin(args, state, None)
     state.global_step = 20
-    shown.on_step_end(args, state, None)
-    (task,) = shown.progress.tasks
+    display.on_step_end(args, state, None)
+    (task,) = display.progress.tasks
     assert (task.completed, task.total) == (10, 10)
 
 

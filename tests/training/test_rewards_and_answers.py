@@ -79,8 +79,8 @@ def task_reward(completions: list[str], **columns: Any) -> list[float | None]:
 
 def dear_reward(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
     """What `Squared` makes of it."""
-    found = zip(task_reward(completions), completion_ids, strict=True)
-    return [None if value is None else value**2 - PRICE * len(ids) for value, ids in found]
+    scored = zip(task_reward(completions), completion_ids, strict=True)
+    return [None if value is None else value**2 - PRICE * len(ids) for value, ids in scored]
 
 
 # --- rewards ------------------------------------------------------------------------------------------------------
@@ -95,12 +95,12 @@ def test_changed_rewards_become_the_advantages_of_trl(make_trainer: Callable[...
 
     options = {"engine": "generate", "packed": False, "strategies": [Looks(), Squared()]}
     trainers = []
-    for kind, reward, given in (
+    for kind, reward, extra in (
         (GRPOTrainer, dear_reward, {}),
         (ExplorationTrainer, task_reward, options),
         (GRPOTrainer, task_reward, {}),
     ):
-        trainers.append(make_trainer(kind, options=given, scale_rewards=scale, max_steps=1))
+        trainers.append(make_trainer(kind, options=extra, scale_rewards=scale, max_steps=1))
         trainers[-1].reward_funcs = [reward]
         trainers[-1].train()
     dear, ours, plain = trainers
@@ -120,10 +120,10 @@ def test_changed_rewards_become_the_advantages_of_trl(make_trainer: Callable[...
 
 
 def test_several_change_the_reward_in_order() -> None:
-    seen = []
+    recorded = []
 
     def centred(rewards: Tensor) -> Tensor:
-        seen.append(rewards)
+        recorded.append(rewards)
         return rewards - rewards.mean()
 
     batch = make_batch(rewards=torch.tensor([1.0, 0.5]))  # of three tokens and two
@@ -132,7 +132,7 @@ def test_several_change_the_reward_in_order() -> None:
         ([Doubled(), ToolTranscript(), Tokens(0.1)], [1.7, 0.8]),  # None changes nothing
     ):
         shaped = shape(strategies, batch, centred)
-        torch.testing.assert_close(seen[-1], torch.tensor(expected))
+        torch.testing.assert_close(recorded[-1], torch.tensor(expected))
         half = (expected[0] - expected[1]) / 2
         torch.testing.assert_close(shaped.advantages, torch.tensor([[half] * 3, [-half, -half, 0.0]]))
     assert shaped.metrics["strategy/doubled/reward_change"] == pytest.approx(0.75)
@@ -211,7 +211,7 @@ def test_who_asks_for_answers_must_have_them(make_trainer: Callable[..., Any]) -
 
 
 def test_a_users_function_tells_what_answers_say(make_trainer: Callable[..., Any]) -> None:
-    calls, seen = [], []
+    calls, recorded = [], []
 
     def last_digit(prompts: list[str], completions: list[str], **columns: Any) -> list[str | None]:
         calls.append((prompts, columns.keys()))
@@ -220,13 +220,13 @@ def test_a_users_function_tells_what_answers_say(make_trainer: Callable[..., Any
     @dataclass(frozen=True)
     class Looks(OutcomeExploration):
         def advantages(self, batch: Batch) -> Tensor:
-            seen.append((batch.answers, batch.prompts, batch.max_length))
+            recorded.append((batch.answers, batch.prompts, batch.max_length))
             return super().advantages(batch)
 
     trainer = make_trainer(ExplorationTrainer, options={"strategies": [Looks()], "answers": last_digit})
     trainer.train()
-    assert len(calls) == len(seen) == 2  # one for each batch
-    for (prompts, columns), (answers, batch_prompts, longest) in zip(calls, seen, strict=True):
+    assert len(calls) == len(recorded) == 2  # one for each batch
+    for (prompts, columns), (answers, batch_prompts, longest) in zip(calls, recorded, strict=True):
         assert prompts == batch_prompts
         assert columns >= {"completion_ids"}
         assert len(answers) == 8
@@ -242,7 +242,7 @@ def test_nobody_is_asked_where_nobody_wants_to_know(make_trainer: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("answers", "message"),
     [
         (["1"], "answers returned 1 for 2 completions; return one per completion"),
         ("12", "answers returned str; return a list of 2: a text or None per completion"),
@@ -250,9 +250,9 @@ def test_nobody_is_asked_where_nobody_wants_to_know(make_trainer: Callable[..., 
         (["1", 2], "answers returned 2 for completion 1; return a text such as '42', or None"),
     ],
 )
-def test_answers_that_cannot_be(found: Any, message: str) -> None:
+def test_answers_that_cannot_be(answers: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        answers_of(lambda **columns: found, {"completions": ["a", "b"]})
+        answers_of(lambda **columns: answers, {"completions": ["a", "b"]})
 
 
 class Mute(Task):

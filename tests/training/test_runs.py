@@ -261,8 +261,8 @@ def test_the_tiny_policy_is_made_again_from_nothing(tmp_path: Path) -> None:
     shipped, again = (json.loads((f / "recipe.json").read_text()) for f in (tiny_checkpoint(), made))
     assert again["sft"] == shipped["sft"]
     task = get_task("countdown-mini")
-    problems, how = task.problems("holdout"), protocol("plain", samples=8, max_tokens=64)
-    old, new = (evaluate(load_policy(name), task, problems, how) for name in ("tiny", str(made)))
+    problems, settings = task.problems("holdout"), protocol("plain", samples=8, max_tokens=64)
+    old, new = (evaluate(load_policy(name), task, problems, settings) for name in ("tiny", str(made)))
     difference = paired_difference(new.per_problem(1), old.per_problem(1))
     # two trainings of one recipe differ by more than the problems' interval: rounding alone moves them some points
     assert difference.low < 0.03

@@ -30,10 +30,10 @@ def test_one_process_and_two_gpus(
     arguments = [command, "--preset", "tiny", "--run", str(tmp_path / "run")]
     with pytest.raises(SystemExit) as exit_:
         main([*arguments, *(part for change in changes for part in ("--set", change))])
-    said = capsys.readouterr().err.splitlines()
+    lines = capsys.readouterr().err.splitlines()
     assert exit_.value.code == 2
-    assert len(said) == 2, said
-    assert said[0].startswith("explorl: 2 GPUs are visible, but a process trains on one")
-    assert said[0].endswith(f" CUDA_VISIBLE_DEVICES={first}")
-    assert "--launch FILE with num_processes: 2" in said[1]
+    assert len(lines) == 2, lines
+    assert lines[0].startswith("explorl: 2 GPUs are visible, but a process trains on one")
+    assert lines[0].endswith(f" CUDA_VISIBLE_DEVICES={first}")
+    assert "--launch FILE with num_processes: 2" in lines[1]
     assert not (tmp_path / "run").exists()

@@ -136,9 +136,9 @@ def test_advantages_are_changed_in_the_order_of_the_list() -> None:
 def test_all_advantages_are_changed_before_anything_else_is_asked() -> None:
     spy = Spy()
     shape([spy, Add(1.0), Times(2.0)], make_batch())
-    (seen,) = spy.seen
-    equal(seen.advantages, [[4, 4, 4], [-2, -2, 0]])
-    equal(seen.mask, MASK)
+    (batch,) = spy.seen
+    equal(batch.advantages, [[4, 4, 4], [-2, -2, 0]])
+    equal(batch.mask, MASK)
 
 
 def test_the_batch_itself_is_left_alone() -> None:
@@ -150,12 +150,12 @@ def test_the_batch_itself_is_left_alone() -> None:
 
 
 def test_weights_multiply_and_only_some_reach_the_kl_term() -> None:
-    one, two = Weigh([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), WeighAll([[0.5, 0.5, 2.0], [1.0, 0.0, 1.0]])
-    for strategies in ([one, two], [two, one]):
+    first, second = Weigh([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), WeighAll([[0.5, 0.5, 2.0], [1.0, 0.0, 1.0]])
+    for strategies in ([first, second], [second, first]):
         shaped = shape(strategies, make_batch())
         equal(shaped.weights * MASK, [[0.5, 1.0, 6.0], [4.0, 0.0, 0.0]])
         equal(shaped.kl_weights * MASK, [[0.5, 0.5, 2.0], [1.0, 0.0, 0.0]])
-    equal(shape([one], make_batch()).kl_weights, torch.ones(2, 3))
+    equal(shape([first], make_batch()).kl_weights, torch.ones(2, 3))
 
 
 def test_masks_multiply_with_each_other_and_with_the_batchs_own() -> None:
@@ -234,7 +234,7 @@ def fixed_answers(prompts: list[str], trainer: Any) -> dict[str, Any]:
     completions = [[*ids] for text in dict.fromkeys(prompts) for ids in ANSWERS[text]]
     for ids in completions:
         ids[-1] = tokenizer.eos_token_id if len(ids) % 2 == 0 else ids[-1]
-    own = [[int(ids[0] != 50 or place != 1) for place in range(len(ids))] for ids in completions]
+    own = [[int(ids[0] != 50 or index != 1) for index in range(len(ids))] for ids in completions]
     prompt_ids = tokenizer(prompts)["input_ids"]
     return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": None, "env_mask": own}
 
@@ -257,8 +257,8 @@ def show(make_trainer: Callable[..., Any]) -> Show:
         trainer.reward_funcs[0] = reward
         trainer.model.train()
         output = trainer._generate_and_score_completions([{"prompt": text} for text in ANSWERS for _ in range(2)])
-        (seen,) = trainer.strategies[0].seen
-        return trainer, output, seen
+        (batch,) = trainer.strategies[0].seen
+        return trainer, output, batch
 
     return make
 
@@ -415,24 +415,24 @@ def test_loss_and_gradient_with_everything_that_strategies_say(
     )
     trainer.current_gradient_accumulation_steps = 2
     trainer.model.train()
-    given = crafted()
+    batch = crafted()
     if temperatures is not None:
-        given.inputs["row_temperature"] = torch.tensor(temperatures)
-    logps = plain_logps(trainer.model, given.inputs, given.inputs.get("row_temperature", 0.7))
+        batch.inputs["row_temperature"] = torch.tensor(temperatures)
+    logps = plain_logps(trainer.model, batch.inputs, batch.inputs.get("row_temperature", 0.7))
     x = logps.detach().double().numpy()
 
-    ratio, advantages = np.exp(x - given["old_per_token_logps"]), given["advantages"]
-    clipped = np.clip(ratio, 1 - given["clip_low"], 1 + given["clip_high"])
-    ahead, drift = given["ref_per_token_logps"] - x, x - given["old_per_token_logps"]
-    mask = given["loss_mask"]
-    policy, policy_slope = policy_terms(loss_type, x, ratio, clipped, 1 + given["clip_high"], advantages, drift, mask)
+    ratio, advantages = np.exp(x - batch["old_per_token_logps"]), batch["advantages"]
+    clipped = np.clip(ratio, 1 - batch["clip_low"], 1 + batch["clip_high"])
+    ahead, drift = batch["ref_per_token_logps"] - x, x - batch["old_per_token_logps"]
+    mask = batch["loss_mask"]
+    policy, policy_slope = policy_terms(loss_type, x, ratio, clipped, 1 + batch["clip_high"], advantages, drift, mask)
     kl = np.exp(ahead) - ahead - 1
-    token = policy * given["token_weights"] + beta * (kl * ratio if corrected else kl) * given["kl_weights"]
-    token += 0.8 * np.abs(drift) * given["kept/1/chosen"]
+    token = policy * batch["token_weights"] + beta * (kl * ratio if corrected else kl) * batch["kl_weights"]
+    token += 0.8 * np.abs(drift) * batch["kept/1/chosen"]
     # the derivative with respect to x = log π
     kl = (kl + 1 - np.exp(ahead)) * ratio if corrected else 1 - np.exp(ahead)
-    slope = policy_slope * given["token_weights"] + beta * kl * given["kl_weights"]
-    slope += 0.8 * np.sign(drift) * given["kept/1/chosen"]
+    slope = policy_slope * batch["token_weights"] + beta * kl * batch["kl_weights"]
+    slope += 0.8 * np.sign(drift) * batch["kept/1/chosen"]
 
     over_sequences = mask / np.maximum(mask.sum(1, keepdims=True), 1) / len(mask) / 2
     share = {  # of each token in the mean; the 2 is the accumulation
@@ -445,7 +445,7 @@ def test_loss_and_gradient_with_everything_that_strategies_say(
     assert (clipped != ratio)[mask > 0].any()
     assert (clipped == ratio)[mask > 0].any()
 
-    loss = trainer._compute_loss(trainer.model, given.inputs)
+    loss = trainer._compute_loss(trainer.model, batch.inputs)
     assert loss.item() == pytest.approx(float((token * share).sum()), rel=1e-5)
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
@@ -459,14 +459,14 @@ def test_clip_metrics_count_what_the_given_bounds_clip(make_trainer: Callable[..
     trainer = make_trainer(ExplorationTrainer, num_iterations=2, options={"strategies": [ClipHigher()]})
     trainer.current_gradient_accumulation_steps = 2
     trainer.model.train()
-    given = crafted()
+    batch = crafted()
     with torch.no_grad():
-        x = plain_logps(trainer.model, given.inputs, 1.0).double().numpy()
-        given.inputs["made_at"] = torch.tensor(-1)  # the policy has moved since
-        trainer._compute_loss(trainer.model, given.inputs)
-    ratio, advantages, mask = np.exp(x - given["old_per_token_logps"]), given["advantages"], given["completion_mask"]
-    low = (ratio < 1 - given["clip_low"]) & (advantages < 0)
-    high = (ratio > 1 + given["clip_high"]) & (advantages > 0)
+        x = plain_logps(trainer.model, batch.inputs, 1.0).double().numpy()
+        batch.inputs["made_at"] = torch.tensor(-1)  # the policy has moved since
+        trainer._compute_loss(trainer.model, batch.inputs)
+    ratio, advantages, mask = np.exp(x - batch["old_per_token_logps"]), batch["advantages"], batch["completion_mask"]
+    low = (ratio < 1 - batch["clip_low"]) & (advantages < 0)
+    high = (ratio > 1 + batch["clip_high"]) & (advantages > 0)
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     assert logged["clip_ratio/low_mean"] == pytest.approx((low * mask).sum() / mask.sum())
     assert logged["clip_ratio/high_mean"] == pytest.approx((high * mask).sum() / mask.sum())

@@ -30,17 +30,17 @@ def accelerator(**plugins: Any) -> Any:
 
 @pytest.mark.parametrize(("stage", "spread"), [(0, False), (1, False), (2, False), (3, True)])
 def test_only_the_third_stage_takes_weights_apart(stage: int, spread: bool) -> None:
-    found = accelerator(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
-    assert has_sharded_weights(nn.Linear(2, 2), found) == spread
-    assert why_not_gathered(nn.Linear(2, 2), found) == ""
+    fake = accelerator(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
+    assert has_sharded_weights(nn.Linear(2, 2), fake) == spread
+    assert why_not_gathered(nn.Linear(2, 2), fake) == ""
 
 
 @pytest.mark.parametrize(("version", "word"), [(1, "FSDP1"), (2, "")])
 def test_fsdp(version: int, word: str) -> None:
-    found = accelerator(fsdp_plugin=SimpleNamespace(fsdp_version=version))
-    assert has_sharded_weights(nn.Linear(2, 2), found)
-    assert word in why_not_gathered(nn.Linear(2, 2), found)
-    assert bool(why_not_gathered(nn.Linear(2, 2), found)) == bool(word)
+    fake = accelerator(fsdp_plugin=SimpleNamespace(fsdp_version=version))
+    assert has_sharded_weights(nn.Linear(2, 2), fake)
+    assert word in why_not_gathered(nn.Linear(2, 2), fake)
+    assert bool(why_not_gathered(nn.Linear(2, 2), fake)) == bool(word)
 
 
 def test_a_model_on_several_devices(make_trainer: Callable[..., Any]) -> None:
@@ -70,7 +70,7 @@ def test_offloaded_weights() -> None:
 def test_a_split_model_is_left_to_trl(make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("sampler", "logprobs"):
         monkeypatch.setattr(f"explorl.training.grpo.{module}.spread_devices", lambda model: ["cuda:0", "cuda:1"])
-    with pytest.warns(UserWarning, match=r"spread over cuda:0, cuda:1 \(device_map\)") as said:
+    with pytest.warns(UserWarning, match=r"spread over cuda:0, cuda:1 \(device_map\)") as caught:
         trainer = make_trainer(ExplorationTrainer)
     assert len([one for one in said if "device_map" in str(one.message)]) == 1
     assert trainer.sampler.engine is None
@@ -79,15 +79,17 @@ def test_a_split_model_is_left_to_trl(make_trainer: Callable[..., Any], monkeypa
         make_trainer(ExplorationTrainer, options={"engine": "explorl"})
 
 
-@pytest.mark.parametrize(("name", "said"), [("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")])
-def test_sharding_that_accelerate_leaves_out(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"), [("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")]
+)
+def test_sharding_that_accelerate_leaves_out(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does on CPUs, where every process then holds everything."""
     nothing = SimpleNamespace(fsdp=None, deepspeed=None)
     assert ignored_sharding(nothing, accelerator()) == ""
     monkeypatch.setenv(name, "true")
-    assert ignored_sharding(nothing, accelerator()) == said
+    assert ignored_sharding(nothing, accelerator()) == message
     plugins = {"FSDP": "fsdp_plugin", "DeepSpeed": "deepspeed_plugin"}
-    wrapped = accelerator(**{plugins[said]: SimpleNamespace(fsdp_version=2, zero_stage=2)})
+    wrapped = accelerator(**{plugins[message]: SimpleNamespace(fsdp_version=2, zero_stage=2)})
     assert ignored_sharding(nothing, wrapped) == ""
 
 

@@ -49,7 +49,7 @@ def train(make_trainer: Make, tmp_path: Path) -> Make:
             **changes.pop("options", {}),
         }
         settings = {"max_steps": 12, "shuffle_dataset": False, "max_completion_length": 4, "report_to": "none"}
-        trainer = make_trainer(lambda **given: ExplorationTrainer(**{**given, **options}), **{**settings, **changes})
+        trainer = make_trainer(lambda **kwargs: ExplorationTrainer(**{**kwargs, **options}), **{**settings, **changes})
         trainer.train(resume_from_checkpoint=None if resume is None else str(tmp_path / f"out/checkpoint-{resume}"))
         trainer.calls = reward.calls
         return trainer
@@ -63,7 +63,7 @@ def logged(trainer: Any, name: str) -> list[float]:
 
 def test_solved_prompts_give_way_to_others_after_two_visits(train: Make) -> None:
     trainer = train({"visits": 2, "floor": 1e-9}, save_strategy="steps", save_steps=12)
-    order = [PROMPTS[place : place + 2] for place in (0, 2, 4, 6)] * 3
+    order = [PROMPTS[index : index + 2] for index in (0, 2, 4, 6)] * 3
     assert trainer.calls[:8] == order[:8]
     assert logged(trainer, "skipped") == [0] * 8 + [2, 2, 0, 0]
     assert logged(trainer, "solved") == [0] * 4 + [0, 2, 4, 4] + [4] * 4

@@ -47,9 +47,9 @@ class Watching(Strategy):
 
 def ends_at(text: str, strings: list[str]) -> bool:
     """Whether one of the strings is at the end and nowhere before; False where there is none at all."""
-    found = [text.find(string) + len(string) for string in strings if string in text]
-    assert not found or min(found) == len(text), text
-    return bool(found)
+    ends = [text.find(string) + len(string) for string in strings if string in text]
+    assert not ends or min(ends) == len(text), text
+    return bool(ends)
 
 
 def ends_of(trainer: Any) -> list[int]:
@@ -78,9 +78,9 @@ Make = Callable[..., tuple[Any, Rewards, Watching]]
 
 @pytest.fixture
 def make(make_trainer: Callable[..., Any]) -> Make:
-    def build(given: Any, options: dict[str, Any] | None = None, **changes: Any) -> tuple[Any, Rewards, Watching]:
+    def build(stop: Any, options: dict[str, Any] | None = None, **changes: Any) -> tuple[Any, Rewards, Watching]:
         watching, rewards = Watching(), Rewards()
-        settings = {"max_completion_length": LONGEST, "max_steps": 1, "generation_kwargs": given, **changes}
+        settings = {"max_completion_length": LONGEST, "max_steps": 1, "generation_kwargs": stop, **changes}
         trainer = make_trainer(ExplorationTrainer, options={"strategies": [watching], **(options or {})}, **settings)
         trainer.reward_funcs, trainer.reward_func_names = [rewards], ["length"]
         return trainer, rewards, trainer.strategies[0]
@@ -89,21 +89,21 @@ def make(make_trainer: Callable[..., Any]) -> Make:
 
 
 @pytest.mark.parametrize("engine", ["explorl", "generate"])
-@pytest.mark.parametrize("given", [{"stop_strings": STOPS}, {"stop": tuple(STOPS)}, {"stop_strings": "Q"}], ids=str)
-def test_answers_end_at_the_first_string(given: dict[str, Any], engine: str, make: Make) -> None:
-    (name, strings), *_ = given.items()
-    trainer, rewards, watching = make(given, {"engine": engine})
+@pytest.mark.parametrize("stop", [{"stop_strings": STOPS}, {"stop": tuple(STOPS)}, {"stop_strings": "Q"}], ids=str)
+def test_answers_end_at_the_first_string(stop: dict[str, Any], engine: str, make: Make) -> None:
+    (name, strings), *_ = stop.items()
+    trainer, rewards, watching = make(stop, {"engine": engine})
     trainer.train()
     decode, ends = trainer.tokenizer.decode, ends_of(trainer)
     stopped = [ends_at(text, [strings] if isinstance(strings, str) else list(strings)) for text in rewards.completions]
     ended = [ids[-1] in ends for ids in rewards.ids]
     cut = [len(ids) == LONGEST for ids in rewards.ids]
     assert 0 < sum(stopped) < len(stopped)
-    for one in zip(stopped, ended, cut, strict=True):
-        assert any(one)
+    for flags in zip(stopped, ended, cut, strict=True):
+        assert any(flags)
     assert all(type(ids) is list and decode(ids, skip_special_tokens=True) == text for ids, text in zip(
         rewards.ids, rewards.completions, strict=True))  # fmt: skip
-    truncated = [not (one or other) for one, other in zip(stopped, ended, strict=True)]
+    truncated = [not (flags or other) for flags, other in zip(stopped, ended, strict=True)]
     assert watching.seen[0].truncated.tolist() == truncated
     log = trainer.state.log_history[0]
     assert log["completions/clipped_ratio"] == pytest.approx(sum(truncated) / len(truncated))
@@ -141,10 +141,10 @@ def test_answers_that_were_exchanged_for_others_keep_their_ends(make: Make) -> N
     trainer.listen(lambda step, columns: kept.extend(trainer.sampled.rewarded["completion_ids"]))
     trainer.train()
     truncated = [value for batch in watching.seen for value in batch.truncated.tolist()]
-    texts = trainer.tokenizer.batch_decode(kept, skip_special_tokens=True)
-    ended = [ends_at(text, STOPS) or ids[-1] in ends_of(trainer) for text, ids in zip(texts, kept, strict=True)]
-    assert truncated == [not one for one in ended]
-    assert len(rewards.completions) > len(kept)  # some were exchanged
+    texts = trainer.tokenizer.batch_decode(recorded, skip_special_tokens=True)
+    ended = [ends_at(text, STOPS) or ids[-1] in ends_of(trainer) for text, ids in zip(texts, recorded, strict=True)]
+    assert truncated == [not has_ended for has_ended in ended]
+    assert len(rewards.completions) > len(recorded)  # some were exchanged
     assert any(ends_at(text, STOPS) for text in texts)
 
 
@@ -165,7 +165,7 @@ def test_settings_serve_a_second_trainer(small_policy: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("stop", "words"),
     [
         ({"stop_strings": ["a", ""]}, r"\['stop_strings'\] contains an empty string"),
         ({"stop": [["a"], ["b"]]}, r"\['stop'\] is .*; all completions share the same strings"),
@@ -179,15 +179,15 @@ def test_settings_serve_a_second_trainer(small_policy: Path, tmp_path: Path) -> 
         ({"stop": "\udcff"}, "which can't be sampled"),
     ],
 )
-def test_strings_that_cannot_be_used_are_refused(given: dict[str, Any], words: str, make: Make) -> None:
+def test_strings_that_cannot_be_used_are_refused(stop: dict[str, Any], words: str, make: Make) -> None:
     with pytest.raises(ValueError, match=words):
-        make(given)
+        make(stop)
 
 
 @pytest.mark.parametrize("engine", ["explorl", "generate"])
-@pytest.mark.parametrize("given", [{"stop": ()}, {"stop": []}, {"stop_strings": []}, {"stop_strings": ()}], ids=str)
-def test_no_strings_are_none(given: dict[str, Any], engine: str, make: Make) -> None:
-    trainer, rewards, _ = make(given, {"engine": engine})
+@pytest.mark.parametrize("stop", [{"stop": ()}, {"stop": []}, {"stop_strings": []}, {"stop_strings": ()}], ids=str)
+def test_no_strings_are_none(stop: dict[str, Any], engine: str, make: Make) -> None:
+    trainer, rewards, _ = make(stop, {"engine": engine})
     trainer.train()
     assert trainer.stop_strings == ()
     assert max(map(len, rewards.ids)) == LONGEST
@@ -200,15 +200,15 @@ def test_an_array_of_strings(engine: str, make: Make) -> None:
 
 
 @pytest.mark.parametrize("engine", ["explorl", "generate"])
-@pytest.mark.parametrize("given", [None, {"stop": ["Q"]}], ids=str)
-def test_a_model_that_has_strings_of_its_own(given: Any, engine: str, make: Make) -> None:
+@pytest.mark.parametrize("stop", [None, {"stop": ["Q"]}], ids=str)
+def test_a_model_that_has_strings_of_its_own(stop: Any, engine: str, make: Make) -> None:
     """They count where none are given, and nothing asks for a tokenizer."""
-    trainer, rewards, _ = make(given, {"engine": engine})
+    trainer, rewards, _ = make(stop, {"engine": engine})
     trainer.model.generation_config.stop_strings = ["3", "7"]
     trainer.stop_strings = take_stop_strings(trainer)
     assert not why_not_engine(trainer)
     trainer.train()
-    strings = ["Q"] if given else ["3", "7"]
+    strings = ["Q"] if stop else ["3", "7"]
     assert sum(ends_at(text, strings) for text in rewards.completions) > 0
     assert trainer.model.generation_config.stop_strings == ["3", "7"]
 
@@ -233,22 +233,22 @@ def test_a_function_that_samples_by_itself(make: Make) -> None:
 
 def test_held_out_answers_end_at_the_same_strings(make: Make) -> None:
     trainer, _, _ = make({"stop": STOPS})
-    seen: list[str] = []
+    scored: list[str] = []
 
     def reward(completions: list[str], **_: Any) -> list[float]:
-        seen.extend(completions)
+        scored.extend(completions)
         return [0.0] * len(completions)
 
     held_out = Dataset.from_dict({"prompt": PROMPTS[:2]})
     callback = PassAtK(held_out, reward, samples=8)
     trainer.add_callback(callback)
     trainer.train()
-    assert sum(ends_at(text, STOPS) for text in seen) > 0
-    seen.clear()
+    assert sum(ends_at(text, STOPS) for text in scored) > 0
+    scored.clear()
     PassAtK(held_out, reward, samples=8, stop=()).on_train_end(
         trainer.args, trainer.state, None, model=trainer.model, processing_class=trainer.tokenizer
     )
-    assert any("3" in text[:-1] for text in seen)
+    assert any("3" in text[:-1] for text in scored)
 
 
 def test_rewards_see_the_whole_last_token_with_calls_and_without(tmp_path: Path) -> None:
@@ -267,7 +267,11 @@ def test_rewards_see_the_whole_last_token_with_calls_and_without(tmp_path: Path)
     said: list[Any] = []
     trainer.listen(lambda step, columns: said.extend(trainer.sampled.transcripts))
     trainer.train()
-    ends = {(bool(one.calls), text[-9:]) for one, text in zip(said, rewards.completions, strict=True) if "</" in text}
+    ends = {
+        (bool(rollout.calls), text[-9:])
+        for rollout, text in zip(rollouts, rewards.completions, strict=True)
+        if "</" in text
+    }
     assert (True, "</answer>") in ends
     assert {text for _, text in ends} == {"</answer>"}
 
@@ -335,8 +339,8 @@ def test_the_first_string_to_be_complete_counts() -> None:
 
 def test_a_configuration_names_them(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    for given, strings in (("</answer>", ["</answer>"]), (["a", "b"], ["a", "b"]), ([], [])):
-        file.write_text(yaml.safe_dump({"task": {"name": "countdown-mini"}, "rollout": {"stop": given}}))
+    for stop, strings in (("</answer>", ["</answer>"]), (["a", "b"], ["a", "b"]), ([], [])):
+        file.write_text(yaml.safe_dump({"task": {"name": "countdown-mini"}, "rollout": {"stop": stop}}))
         config = load_config(file)
         assert config.rollout.stop == strings
         args = grpo_config(config, str(tmp_path))

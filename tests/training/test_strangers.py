@@ -35,8 +35,8 @@ def test_packed_false_is_honoured_by_what_is_recorded(
         return states(model, rows, kind, *more)
 
     monkeypatch.setattr("explorl.modeling.token_records.states", watched)
-    given = {"strategies": ["forking_tokens"], "engine": "generate", "packed": False}
-    make_trainer(ExplorationTrainer, options=given, max_steps=1).train()
+    options = {"strategies": ["forking_tokens"], "engine": "generate", "packed": False}
+    make_trainer(ExplorationTrainer, options=options, max_steps=1).train()
     assert set(kinds) == {"padded"}
 
 
@@ -46,9 +46,9 @@ def test_neftune_is_scaled_by_the_rows_of_trl(
     """The noise is alpha / √(length · width) of what the embedding sees: a packed row would make it smaller."""
     packed: list[Any] = []
 
-    def watched(*args: Any, **given: Any) -> Any:
+    def watched(*args: Any, **kwargs: Any) -> Any:
         packed.append(args[1].shape)
-        return packed_logps(*args, **given)
+        return packed_logps(*args, **kwargs)
 
     monkeypatch.setattr("explorl.training.grpo.logprobs.packed_logps", watched)
     with pytest.warns(UserWarning, match=r"neftune_noise_alpha is 5\.0"):
@@ -83,11 +83,11 @@ def test_strategies_see_the_rewards_that_a_subclass_gives(make_trainer: Callable
 
 def test_a_loss_that_a_subclass_computes_sees_trls_micro_batches(make_trainer: Callable[..., Any]) -> None:
     """As many rows in each, also those without an advantage, and log π_old when a batch comes again."""
-    seen: list[dict[str, Any]] = []
+    recorded: list[dict[str, Any]] = []
 
     class Mine(ExplorationTrainer):
         def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-            seen.append(dict(inputs))
+            recorded.append(dict(inputs))
             return super()._compute_loss(model, dict(inputs))
 
     trainer = make_trainer(
@@ -97,8 +97,8 @@ def test_a_loss_that_a_subclass_computes_sees_trls_micro_batches(make_trainer: C
     assert has_own_loss(trainer)
     assert not has_own_loss(make_trainer(ExplorationTrainer))
     trainer.train()
-    assert [len(inputs["completion_ids"]) for inputs in seen] == [3] * 16
-    for first, again in zip(seen[:4], seen[4:8], strict=True):
+    assert [len(inputs["completion_ids"]) for inputs in recorded] == [3] * 16
+    for first, again in zip(recorded[:4], recorded[4:8], strict=True):
         torch.testing.assert_close(first["old_per_token_logps"], again["old_per_token_logps"], rtol=0, atol=0)
     assert trainer.state.log_history[1]["clip_ratio/region_mean"] > 0
 
@@ -110,8 +110,8 @@ def test_log_probabilities_that_a_subclass_computes_are_those_of_the_loss(make_t
     for cls, options in ((GRPOTrainer, {}), (ExplorationTrainer, {"engine": "generate", "packed": False})):
 
         class Mine(cls):  # type: ignore[misc, valid-type]
-            def _get_per_token_logps_and_entropies(self, *given: Any, **more: Any) -> Any:
-                logps, *rest = super()._get_per_token_logps_and_entropies(*given, **more)
+            def _get_per_token_logps_and_entropies(self, *args: Any, **more: Any) -> Any:
+                logps, *rest = super()._get_per_token_logps_and_entropies(*args, **more)
                 return 1.5 * logps, *rest
 
         trainer = make_trainer(Mine, options=options, max_steps=1, beta=0.1)
@@ -162,7 +162,7 @@ def test_answers_in_lists_of_another_kind_are_the_same_answers(make_trainer: Cal
 def test_a_reward_method_put_on_the_trainer_stays_there(make_trainer: Callable[..., Any]) -> None:
     trainer = make_trainer(ExplorationTrainer)
     own = trainer._calculate_rewards
-    trainer._calculate_rewards = lambda *given: own(*given) + 100
+    trainer._calculate_rewards = lambda *args: own(*args) + 100
     trainer.train()
     assert all(log["reward"] >= 100 for log in trainer.state.log_history[:-1])
 
@@ -189,15 +189,15 @@ def test_a_prompt_beyond_the_context_is_left_to_generate(make_trainer: Callable[
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("strategies", "error"),
     [
         ([xs.MaskTruncated], r"write MaskTruncated\(\)"),
         (5, "strategies must be a list"),
     ],
 )
-def test_strategies_that_are_none(given: Any, error: str) -> None:
+def test_strategies_that_are_none(strategies: Any, error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        xs.build_all(given)
+        xs.build_all(strategies)
 
 
 def test_temperature_zero_is_refused_in_words(make_trainer: Callable[..., Any]) -> None:
@@ -208,15 +208,15 @@ def test_temperature_zero_is_refused_in_words(make_trainer: Callable[..., Any]) 
 
 
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("sampling", "error"),
     [
         ({"temprature": [1.0]}, r"hot\.sampling returns 'temprature'; it may return temperature, top_p"),
         ({"temperature": [1.0]}, r"hot\.sampling returns 1 values of 'temperature' for 2 rows"),
     ],
 )
-def test_what_a_strategy_says_of_sampling_is_checked(said: Any, error: str) -> None:
+def test_what_a_strategy_says_of_sampling_is_checked(sampling: Any, error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        SamplingPlan({"max_tokens": 4}, [hot(said)], ["a", "b"], 0)
+        SamplingPlan({"max_tokens": 4}, [hot(sampling)], ["a", "b"], 0)
 
 
 def test_calls_of_a_tool_that_is_not_there_are_refused(make_trainer: Callable[..., Any]) -> None:
@@ -233,13 +233,13 @@ def test_one_temperature_for_all_rows() -> None:
     assert SamplingPlan({"max_tokens": 4}, [hot(None)], ["a", "b"], 0).sampling_temperature is None
 
 
-def hot(said: Any) -> Strategy:
+def hot(parameters: Any) -> Strategy:
     @dataclass(frozen=True)
     class Hot(Strategy):
         name = "hot"
 
         def sampling(self, prompts: Any, step: int) -> Any:
-            return said
+            return parameters
 
     return Hot()
 
@@ -282,7 +282,7 @@ def test_a_trainer_is_recorded_once(make_trainer: Callable[..., Any], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("options", "error"),
     [
         ({"dataset": None}, "is None; use a datasets"),
         ({"dataset": {"train": ROWS, "test": ROWS}}, "a mapping of 'train', 'test'; use one of these"),
@@ -292,9 +292,9 @@ def test_a_trainer_is_recorded_once(make_trainer: Callable[..., Any], tmp_path: 
         ({"samples": 2.5}, "samples is 2.5"),
     ],
 )
-def test_what_pass_at_k_cannot_use(given: dict[str, Any], error: str) -> None:
+def test_what_pass_at_k_cannot_use(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        PassAtK(**{"dataset": ROWS, "reward": digits, **given})
+        PassAtK(**{"dataset": ROWS, "reward": digits, **options})
 
 
 def test_a_column_that_the_reward_function_misses_is_named() -> None:
@@ -311,7 +311,7 @@ def test_a_later_temperature_takes_the_training_temperature_with_it() -> None:
     options = {"max_tokens": 4}
     rates = {"a": 0.5, "b": 0.5}
     curve = [xs.AnnealedTemperature(), xs.AnnealedTemperature(training_temperature="one")]
-    flat = [xs.ElementWiseTemperature(solve_rates=rates, training_temperature=how) for how in ("row", "one")]
+    flat = [xs.ElementWiseTemperature(solve_rates=rates, training_temperature=mode) for mode in ("row", "one")]
     for first, second in ((flat[1], curve[0]), (curve[1], flat[0])):
         draw = SamplingPlan(dict(options), [first, second], ["a", "b"], 0)
         assert draw.training_temperature is draw.sampling_temperature

@@ -53,7 +53,7 @@ ROW_OPTIONS, NAN, OTHER_DEVICE = (
 
 @pytest.mark.parametrize("hook", ["advantages", "select", "weights"])
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("value", "error"),
     [
         (ROW_OPTIONS, r"shape \(4,\).*unsqueeze"),
         (lambda s, b: b.mask[:, :-1], r"shape \(4, 3\).*shape \(4, 4\)"),
@@ -63,9 +63,9 @@ ROW_OPTIONS, NAN, OTHER_DEVICE = (
         (OTHER_DEVICE, "is on meta; return it on cpu"),
     ],
 )
-def test_what_cannot_be_meant_is_named(hook: str, said: Any, error: str) -> None:
+def test_what_cannot_be_meant_is_named(hook: str, value: Any, error: str) -> None:
     with pytest.raises((TypeError, ValueError), match=rf"mine\.{hook} .*{error}"):
-        shape([mine(**{hook: said})], batch_of())
+        shape([mine(**{hook: value})], batch_of())
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,6 @@ def test_a_penalty_too(term: Any, error: str) -> None:
     inputs |= {
         f"row_{name}": getattr(batch, name) for name in ("rewards", "correct", "correctness", "group", "truncated")
     }
-    given = {name: getattr(batch, name) for name in ("logps", "old_logps", "mask", "advantages")}
+    tensors = {name: getattr(batch, name) for name in ("logps", "old_logps", "mask", "advantages")}
     with pytest.raises(ValueError, match=error):
-        list(penalties([mine(penalty=term)], inputs, temperature=1.0, step=7, **given))
+        list(penalties([mine(penalty=term)], inputs, temperature=1.0, step=7, **tensors))

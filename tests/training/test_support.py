@@ -34,7 +34,11 @@ def test_every_strategy_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("engine", ["generate", pytest.param("explorl", marks=pytest.mark.slow)])
 def test_the_trainer_refuses_what_the_table_says(make_trainer: Callable[..., Any], engine: str) -> None:
-    told = {one.name: REFUSALS[engine](one) is not None for one in examples()}
-    done = {one.name: bool(refused(make_trainer, one, engine)) for one in examples() if one.name != "curriculum"}
-    assert done == {name: refusal for name, refusal in told.items() if name in done}
+    expected = {strategy.name: REFUSALS[engine](strategy) is not None for strategy in examples()}
+    done = {
+        strategy.name: bool(refused(make_trainer, strategy, engine))
+        for strategy in examples()
+        if strategy.name != "curriculum"
+    }
+    assert done == {name: refusal for name, refusal in expected.items() if name in done}
     assert any(done.values()) is (engine == "generate")

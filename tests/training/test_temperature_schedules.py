@@ -50,25 +50,25 @@ def test_the_first_pass_sees_what_was_recorded(make_trainer: Callable[..., Any],
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     ours = trainer.logprobs.of
 
-    def looked(batch: Any, **asked: Any) -> Any:
-        found = ours(batch, **asked)
+    def looked(batch: Any, **kwargs: Any) -> Any:
+        outputs = ours(batch, **kwargs)
         if torch.is_grad_enabled():
             width = batch["completion_ids"].size(1)
             temperatures = torch.tensor([[tau(t) for t in range(width)]], dtype=torch.float64)
             temperatures = temperatures.expand(len(batch["completion_ids"]), -1)
             counted = batch["completion_mask"] > 0
             logps, entropy = by_hand(trainer, batch, temperatures)
-            torch.testing.assert_close(found[0].double()[counted], logps[counted], atol=2e-5, rtol=0)
-            torch.testing.assert_close(found[1].double()[counted], entropy[counted], atol=2e-5, rtol=0)
-            seen.append((found[0].detach()[counted], batch["completion_ids"][counted]))
-        return found
+            torch.testing.assert_close(outputs[0].double()[counted], logps[counted], atol=2e-5, rtol=0)
+            torch.testing.assert_close(outputs[1].double()[counted], entropy[counted], atol=2e-5, rtol=0)
+            passes.append((outputs[0].detach()[counted], batch["completion_ids"][counted]))
+        return outputs
 
     trainer.logprobs.of = looked
     trainer.train()
-    assert seen
+    assert passes
     batch = trainer.strategies[1].memory["batch"]
     recorded = batch.logps[batch.mask > 0]
-    last = torch.cat([logps for logps, _ in seen[-2:]])  # two micro-batches are the last generation batch
+    last = torch.cat([logps for logps, _ in passes[-2:]])  # two micro-batches are the last generation batch
     torch.testing.assert_close(last.sort().values, recorded.sort().values, atol=1e-4, rtol=0)
     # The temperature of a row is the mean over its tokens.
     lengths = batch.mask.sum(1).int().tolist()
@@ -77,22 +77,22 @@ def test_the_first_pass_sees_what_was_recorded(make_trainer: Callable[..., Any],
 
 
 def test_the_loss_may_look_at_temperature_one(make_trainer: Callable[..., Any]) -> None:
-    one = {"annealed_temperature": {**CURVE["annealed_temperature"], "training_temperature": "one"}}
-    trainer = make_trainer(ExplorationTrainer, options={"strategies": [one, Looks()]}, max_steps=1)
-    given: dict[str, Any] = {}
+    spec = {"annealed_temperature": {**CURVE["annealed_temperature"], "training_temperature": "one"}}
+    trainer = make_trainer(ExplorationTrainer, options={"strategies": [spec, Looks()]}, max_steps=1)
+    options: dict[str, Any] = {}
     score = trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: given.setdefault("output", score(inputs))
+    trainer._generate_and_score_completions = lambda inputs: options.setdefault("output", score(inputs))
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.train()
     trainer.model.load_state_dict(before)
-    output, batch = given["output"], trainer.strategies[1].memory["batch"]
+    output, batch = options["output"], trainer.strategies[1].memory["batch"]
     counted, width = output["completion_mask"] > 0, output["completion_ids"].size(1)
     own, _ = by_hand(trainer, output, torch.ones(len(counted), width, dtype=torch.float64))
     torch.testing.assert_close(batch.logps.double()[counted], own[counted], atol=1e-4, rtol=0)
     sampled = torch.tensor([[tau(t) for t in range(width)]], dtype=torch.float64).expand(len(counted), -1)
-    drawn, _ = by_hand(trainer, output, sampled)
-    torch.testing.assert_close(batch.sampling_logps.double()[counted], drawn[counted], atol=1e-4, rtol=0)
-    assert (own - drawn)[counted].abs().max() > 0.01
+    expected, _ = by_hand(trainer, output, sampled)
+    torch.testing.assert_close(batch.sampling_logps.double()[counted], expected[counted], atol=1e-4, rtol=0)
+    assert (own - expected)[counted].abs().max() > 0.01
 
 
 def test_of_two_temperatures_the_later_strategy_wins(make_trainer: Callable[..., Any]) -> None:
@@ -132,7 +132,7 @@ class Wrong(Strategy):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("value", "message"),
     [
         ([1.0] * 8, "wrong.sampling returns a single number as a row's 'temperature_by_position'"),
         (1.0, "wrong.sampling returns a single number as a row's"),
@@ -141,8 +141,8 @@ class Wrong(Strategy):
         ([[]] * 8, r"temperature_by_position of row 0 is \[\]"),
     ],
 )
-def test_temperatures_that_cannot_be(make_trainer: Callable[..., Any], given: Any, message: str) -> None:
-    trainer = make_trainer(ExplorationTrainer, options={"strategies": [Wrong(given)]}, max_steps=1)
+def test_temperatures_that_cannot_be(make_trainer: Callable[..., Any], value: Any, message: str) -> None:
+    trainer = make_trainer(ExplorationTrainer, options={"strategies": [Wrong(value)]}, max_steps=1)
     with pytest.raises(ValueError, match=message):
         trainer.train()
 
@@ -153,13 +153,13 @@ def test_temperatures_that_cannot_be(make_trainer: Callable[..., Any], given: An
 def test_the_proxy_is_the_policy_without_its_tail(make_trainer: Callable[..., Any]) -> None:
     strategies = [{"lp_reg": {"min_p": 0.3, "fraction": 1.0}}, Looks()]
     trainer = make_trainer(ExplorationTrainer, options={"strategies": strategies}, max_steps=1, pad_to_multiple_of=8)
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     score = trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: given.setdefault("output", score(inputs))
+    trainer._generate_and_score_completions = lambda inputs: options.setdefault("output", score(inputs))
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.train()
     trainer.model.load_state_dict(before)
-    output, batch = given["output"], trainer.strategies[1].memory["batch"]
+    output, batch = options["output"], trainer.strategies[1].memory["batch"]
     ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
     mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
     width = output["completion_ids"].size(1)
@@ -167,9 +167,9 @@ def test_the_proxy_is_the_policy_without_its_tail(make_trainer: Callable[..., An
     with torch.no_grad():
         logits = trainer.model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
     probs = logits[:, -width - 1 : -1].double().softmax(-1)
-    kept = probs >= 0.3 * probs.amax(-1, keepdim=True)
-    inside = kept.gather(2, output["completion_ids"][:, :, None])[:, :, 0]
-    expected = torch.where(inside, (probs * kept).sum(-1), 0.0)
+    keep = probs >= 0.3 * probs.amax(-1, keepdim=True)
+    inside = keep.gather(2, output["completion_ids"][:, :, None])[:, :, 0]
+    expected = torch.where(inside, (probs * keep).sum(-1), 0.0)
     counted = output["completion_mask"] > 0
     torch.testing.assert_close(batch.min_p_mass.double()[counted], expected[counted], atol=1e-4, rtol=0)
     assert inside[counted].any()

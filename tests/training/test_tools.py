@@ -26,7 +26,7 @@ from tests.training.tool_policy import PROMPTS, calculator, make_trainer, save_t
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-RATES = {prompt: (place % 4) / 4 for place, prompt in enumerate(PROMPTS)}
+RATES = {prompt: (index % 4) / 4 for index, prompt in enumerate(PROMPTS)}
 COMPANY: list[Any] = [
     {"ppl_shaping": {"alpha": 0.2}},
     {"element_wise_temperature": {"solve_rates": RATES}},
@@ -60,8 +60,8 @@ def tool_policy(small_policy: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def make(tool_policy: Path, tmp_path: Path) -> Make:
     def trainer(*strategies: Any, options: dict[str, Any] | None = None, **changes: Any) -> Any:
-        given = {"strategies": strategies, "correct": ("digits", 0.5), "answers": few_answers, **(options or {})}
-        return make_trainer(ExplorationTrainer, tool_policy, tmp_path / "out", options=given, **changes)
+        settings = {"strategies": strategies, "correct": ("digits", 0.5), "answers": few_answers, **(options or {})}
+        return make_trainer(ExplorationTrainer, tool_policy, tmp_path / "out", options=settings, **changes)
 
     return trainer
 
@@ -109,34 +109,34 @@ def spoilt(batch: Batch) -> Batch:
 
 
 def of_rows(spec: dict[str, Any]) -> dict[str, Any]:
-    ((name, given),) = spec.items()
-    given = {**given, "solve_rates": RATES} if "solve_rates" in given else given
-    return {name: {**given, "start": 0} if name == "position_shaping" else given}
+    ((name, options),) = spec.items()
+    options = {**options, "solve_rates": RATES} if "solve_rates" in options else options
+    return {name: {**options, "start": 0} if name == "position_shaping" else options}
 
 
 @pytest.mark.parametrize("name", list(REGISTRY))
 def test_no_strategy_looks_at_a_tools_tokens(batch: Batch, name: str) -> None:
     assert tool_tokens(batch).sum() > 0.1 * batch.mask.sum()
     counted = batch.mask > 0
-    for given in SETTINGS[name]:
-        found = []
-        for seen in (batch, spoilt(batch)):
-            strategies = build_all([of_rows({name: given})])
-            shaped = shape(strategies, seen, lambda rewards: rewards - rewards.mean())
+    for options in SETTINGS[name]:
+        results = []
+        for variant in (batch, spoilt(batch)):
+            strategies = build_all([of_rows({name: options})])
+            shaped = shape(strategies, variant, lambda rewards: rewards - rewards.mean())
             inputs: dict[str, Any] = {f"kept/{key}": value for key, value in shaped.kept.items()}
-            rows = {f"row_{key}": getattr(seen, key) for key in ROW_FIELDS}
-            inputs |= {"recorded_entropy": seen.entropy, "ref_per_token_logps": seen.ref_logps, **rows}
+            rows = {f"row_{key}": getattr(variant, key) for key in ROW_FIELDS}
+            inputs |= {"recorded_entropy": variant.entropy, "ref_per_token_logps": variant.ref_logps, **rows}
             terms = penalties(
-                strategies, inputs, logps=seen.logps - 0.1, old_logps=seen.old_logps, mask=seen.mask,
+                strategies, inputs, logps=variant.logps - 0.1, old_logps=variant.old_logps, mask=variant.mask,
                 advantages=shaped.advantages, temperature=1.0, step=0,
             )  # fmt: skip
             tensors = [shaped.advantages, shaped.loss_mask, shaped.weights, shaped.kl_weights]
             tensors += [*(shaped.clip or ()), *shaped.kept.values(), *(term for _, term in terms)]
-            found.append(([tensor[counted] for tensor in tensors], shaped.metrics, shaped.loss_mask))
-        (clean, numbers, mask), (other, other_numbers, other_mask) = found
+            results.append(([tensor[counted] for tensor in tensors], shaped.metrics, shaped.loss_mask))
+        (clean, numbers, mask), (other, other_numbers, other_mask) = results
         assert len(clean) == len(other)
-        for one, two in zip(clean, other, strict=True):
-            torch.testing.assert_close(two, one, rtol=0, atol=0)
+        for first, two in zip(clean, other, strict=True):
+            torch.testing.assert_close(two, first, rtol=0, atol=0)
         assert other_numbers == pytest.approx(numbers, abs=1e-6, nan_ok=True)
         assert mask[~counted].abs().max() == other_mask[~counted].abs().max() == 0
 
@@ -159,11 +159,11 @@ def with_nonsense(trainer: Any, sampled: dict[tuple[int, ...], torch.Tensor]) ->
         changed = {key: value.masked_fill(output, 40.0) for key, value in found._asdict().items() if value is not None}
         return found._replace(**changed)
 
-    def spoilt_logps(batch: Any, **asked: Any) -> Any:
-        found, entropy, aux = logps(batch, **asked)
+    def spoilt_logps(batch: Any, **kwargs: Any) -> Any:
+        values, entropy, aux = logps(batch, **kwargs)
         output = output_of(batch)
-        found = torch.where(output, 3 * found - 2, found)
-        return found, None if entropy is None else torch.where(output, 5 * entropy + 1, entropy), aux
+        values = torch.where(output, 3 * values - 2, values)
+        return values, None if entropy is None else torch.where(output, 5 * entropy + 1, entropy), aux
 
     trainer.logprobs.statistics, trainer.logprobs.of = spoilt_records, spoilt_logps
     return trainer
@@ -174,23 +174,23 @@ def sampled_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[tuple[int
     """What is sampled from now on is sampled again after the call: which rows are decoded together depends on how long
     tools take, and rounding on that. The call says which tokens of each answer were sampled. Sampling draws random
     numbers, and what is logged is averaged over micro-batches that later ones decide: they go on as they did."""
-    kept: list[Any] = []
-    place = [0]
+    recorded: list[Any] = []
+    position = [0]
     generate = tool_use.generate_with_tools
 
     def sampled(*arguments: Any, **options: Any) -> Any:
-        if place[0] == len(kept):
-            kept.append((generate(*arguments, **options), torch.get_rng_state()))
-        rollouts, state = kept[place[0]]
+        if position[0] == len(recorded):
+            recorded.append((generate(*arguments, **options), torch.get_rng_state()))
+        rollouts, state = recorded[position[0]]
         torch.set_rng_state(state)
-        place[0] += 1
+        position[0] += 1
         return rollouts
 
     monkeypatch.setattr(sampler, "generate_with_tools", sampled)
 
     def again() -> dict[tuple[int, ...], torch.Tensor]:
-        place[0] = 0
-        return {tuple(rollout.token_ids): rollout.sampled for rollouts, _ in kept for rollout in rollouts}
+        position[0] = 0
+        return {tuple(rollout.token_ids): rollout.sampled for rollouts, _ in recorded for rollout in rollouts}
 
     return again
 
@@ -215,37 +215,37 @@ def test_no_gradient_and_no_logged_number_comes_from_a_tools_tokens(
 
 
 def test_lengths_and_rewards_are_of_what_the_policy_wrote(make: Make) -> None:
-    seen: list[list[str]] = []
+    scored: list[list[str]] = []
 
     def digits(completions: list[str], **columns: Any) -> list[float]:
-        seen.append(list(completions))
+        scored.append(list(completions))
         return [float(len(text) % 3) for text in completions]
 
-    watching, told = Watching(), []
-    options = {"on_rollouts": lambda step, columns: told.append(columns), "token_records": 2}
+    watching, recorded = Watching(), []
+    options = {"on_rollouts": lambda step, columns: recorded.append(columns), "token_records": 2}
     trainer = make(watching, options=options, reward=digits)
     trainer.train()
-    batch, (columns,) = watching.seen[0], told
+    batch, (columns,) = watching.seen[0], recorded
     logged = trainer.state.log_history[0]
     lengths = batch.mask.sum(1)
     assert logged["completions/mean_length"] == pytest.approx(lengths.mean().item())
     assert logged["completions/max_length"] == lengths.max().item()
     assert logged["num_tokens"] == lengths.sum() + sum(len(prompt) for prompt in columns["prompt"])
-    assert seen[0] == columns["completion"]
+    assert scored[0] == columns["completion"]
     counts = [len(calls) for calls in columns["calls"]]
     assert logged["tools/callers"] == sum(map(bool, counts)) / len(counts)
     for row, calls in enumerate(columns["calls"]):
         text = columns["transcript"][row]
-        shown = [call["text"].strip().splitlines()[-1] for call in calls if call["status"] != "refused"]
-        assert all(f"={one}>" in text + ">" for one in shown[:-1])
+        outputs = [call["text"].strip().splitlines()[-1] for call in calls if call["status"] != "refused"]
+        assert all(f"={line}>" in text + ">" for line in outputs[:-1])
         assert len(columns["completion"][row]) <= len(text)
         assert (columns["completion"][row] == text) == (not calls)
         tokens, entropy = columns["tokens"][row], columns["entropy"][row]
         if tokens is not None:
             assert "".join(tokens).replace("<eos>", "") == text
-            forced = {place for call in calls for place in range(call["begin"], call["end"])}
+            forced = {index for call in calls for index in range(call["begin"], call["end"])}
             for name in ("entropy", "logp", "token_advantage", "token_weight", "branching"):
-                nothing = {place for place, value in enumerate(columns[name][row]) if value is None}
+                nothing = {index for index, value in enumerate(columns[name][row]) if value is None}
                 assert nothing == forced, name
             assert sum(value is not None for value in entropy) == lengths[row]
 
@@ -255,18 +255,18 @@ def calling(*sources: str) -> Delimiters:
 
     class Replaced(Delimiters):
         def find(self, text: str, start: int) -> Any:
-            found = super().find(text, start)
-            which = 0 if found is None else sum(map(ord, text[: found.end])) % len(sources)
-            return None if found is None else found._replace(source=sources[which])
+            call = super().find(text, start)
+            which = 0 if call is None else sum(map(ord, text[: call.end])) % len(sources)
+            return None if call is None else call._replace(source=sources[which])
 
     return Replaced("<", "=", "", ">")
 
 
 def test_an_answer_that_a_program_prints_is_not_an_answer(make: Make) -> None:
-    seen: list[str] = []
+    scored: list[str] = []
 
     def bracketed(completions: list[str], **columns: Any) -> list[float]:
-        seen.extend(completions)
+        scored.extend(completions)
         return [float("[12]" in text) for text in completions]
 
     printing = calculator(fence=calling("print('[12]')"))
@@ -278,28 +278,28 @@ def test_an_answer_that_a_program_prints_is_not_an_answer(make: Make) -> None:
 
 
 def test_messages_are_rewarded_for_the_policys_own_words_too(make: Make) -> None:
-    seen: list[list[dict[str, str]]] = []
-    told: list[dict[str, list[Any]]] = []
+    scored: list[list[dict[str, str]]] = []
+    recorded: list[dict[str, list[Any]]] = []
 
     def contents(completions: list[Any], **columns: Any) -> list[float]:
-        seen.extend(completions)
+        scored.extend(completions)
         return [float(len(message["content"]) % 3) for (message,) in completions]
 
-    options = {"on_rollouts": lambda step, columns: told.append(columns), "correct": ("contents", 1.0)}
+    options = {"on_rollouts": lambda step, columns: recorded.append(columns), "correct": ("contents", 1.0)}
     prompts = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     trainer = make("ppl_shaping", options=options, reward=contents, prompts=prompts)
     trainer.train()
-    assert [message["content"] for (message,) in seen] == told[0]["completion"]
-    assert {message["role"] for (message,) in seen} == {"assistant"}
-    assert told[0]["completion"] != told[0]["transcript"]
+    assert [message["content"] for (message,) in scored] == recorded[0]["completion"]
+    assert {message["role"] for (message,) in scored} == {"assistant"}
+    assert recorded[0]["completion"] != recorded[0]["transcript"]
 
 
 def test_evaluation_has_the_tool_too(make: Make) -> None:
     dataset = Dataset.from_dict({"prompt": PROMPTS[:2]})
     trainer = make("egsw", options={"eval_dataset": dataset}, per_device_eval_batch_size=8, num_generations_eval=4)
-    found = trainer.evaluate()
-    assert found["eval_tools/callers"] > 0
-    assert found["eval_completions/max_length"] <= 24
+    metrics = trainer.evaluate()
+    assert metrics["eval_tools/callers"] > 0
+    assert metrics["eval_completions/max_length"] <= 24
 
 
 def test_micro_batches_and_resuming_change_nothing(make: Make, tmp_path: Path) -> None:
@@ -322,8 +322,10 @@ def test_micro_batches_and_resuming_change_nothing(make: Make, tmp_path: Path) -
         assert [actual[key] for key in near] == pytest.approx([expected[key] for key in near], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("how", [{"dynamic_sampling": True}, {"skip_solved": {"visits": 1}}], ids=["dynamic", "skip"])
-def test_prompts_are_exchanged_with_their_calls(make: Make, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "replacement", [{"dynamic_sampling": True}, {"skip_solved": {"visits": 1}}], ids=["dynamic", "skip"]
+)
+def test_prompts_are_exchanged_with_their_calls(make: Make, replacement: dict[str, Any]) -> None:
     def digits(completions: list[str], prompts: list[str], **columns: Any) -> list[float]:
         """The prompts that begin with 1 or 2 teach nothing."""
         return [
@@ -331,33 +333,33 @@ def test_prompts_are_exchanged_with_their_calls(make: Make, how: dict[str, Any])
             for prompt, text in zip(prompts, completions, strict=True)
         ]
 
-    told: list[Any] = []
-    options = {"on_rollouts": lambda step, columns: told.append(columns), "token_records": 2, **how}
+    steps: list[Any] = []
+    options = {"on_rollouts": lambda step, columns: steps.append(columns), "token_records": 2, **replacement}
     trainer = make("ppl_shaping", options=options, reward=digits, max_steps=3)
     trainer.train()
-    for columns in told:
+    for columns in steps:
         assert any(columns["calls"])
         for row, calls in enumerate(columns["calls"]):
             assert "".join(columns["tokens"][row]).replace("<eos>", "") == columns["transcript"][row]
-            forced = {place for call in calls for place in range(call["begin"], call["end"])}
-            assert {place for place, value in enumerate(columns["logp"][row]) if value is None} == forced
+            forced = {index for call in calls for index in range(call["begin"], call["end"])}
+            assert {index for index, value in enumerate(columns["logp"][row]) if value is None} == forced
 
 
 def test_a_progression_gives_some_prompts_the_tool(make: Make) -> None:
-    told: list[Any] = []
+    steps: list[Any] = []
     progression = {"tool_progression": {"share": 0.5, "calls": 1, "seed": 2}}
-    options = {"on_rollouts": lambda step, columns: told.append(columns)}
+    options = {"on_rollouts": lambda step, columns: steps.append(columns)}
     trainer = make(progression, options=options, max_steps=3)
     trainer.train()
     (strategy,) = build_all([progression])
-    for step, columns in enumerate(told):
+    for step, columns in enumerate(steps):
         allowed = strategy.sampling(columns["prompt"], step)["tool_calls"]
         made = [sum(call["status"] != "refused" for call in calls) for calls in columns["calls"]]
         assert all(count <= most for count, most in zip(made, allowed, strict=True))
         share = sum(map(bool, allowed)) / len(allowed)
         assert logs(trainer)[step + 1]["strategy/tool_progression/share"] == share
         assert all(not calls for calls, most in zip(columns["calls"], allowed, strict=True) if not most)
-    assert any(any(columns["calls"]) for columns in told)
+    assert any(any(columns["calls"]) for columns in steps)
 
 
 def test_a_progression_without_a_tool_is_refused(make: Make) -> None:
@@ -388,18 +390,18 @@ HOSTILE = (
 
 @pytest.mark.slow
 def test_training_goes_on_whatever_programs_do(make: Make) -> None:
-    told: list[Any] = []
+    steps: list[Any] = []
     options = {
-        "on_rollouts": lambda step, columns: told.append(columns),
+        "on_rollouts": lambda step, columns: steps.append(columns),
         "interpreter": calculator(fence=calling(*HOSTILE), seconds=0.5, memory=256 << 20),
     }
     trainer = make("egsw", options=options, max_steps=3, per_device_train_batch_size=8)
     trainer.train()
-    states = {call["status"] for columns in told for calls in columns["calls"] for call in calls}
+    states = {call["status"] for columns in steps for calls in columns["calls"] for call in calls}
     assert {"ok", "error", "timeout", "exited"} <= states
     assert list(logs(trainer)) == [1, 2, 3]
-    assert any("qqq" in text for columns in told for text in columns["transcript"])
-    for columns in told:
+    assert any("qqq" in text for columns in steps for text in columns["transcript"])
+    for columns in steps:
         for own in columns["completion"]:
             assert "qqq" not in own
 

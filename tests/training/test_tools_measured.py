@@ -21,12 +21,12 @@ def test_the_frame_of_an_output_is_not_measured(tmp_path: Path) -> None:
     tools, params = ToolUse(python_tool(), warm=0), SamplingParams(temperature=0, max_tokens=63)
     start, pool = [[tokenizer.convert_tokens_to_ids("go")]], standing_in(Desk(echo))
     (rollout,) = generate_with_tools(Engine(model, tokenizer), start, 1, params, tools, pool=pool)
-    said = ToolTranscript.of(rollout)
-    assert said.blanked_text == "```python\n6*7\n```\n```output\n```\n" * 3
-    assert said.policy_text.split() == ["```python", "6*7", "```"] * 3
-    assert policy_texts({}, 1, [said]) == [said.policy_text]
+    transcript = ToolTranscript.of(rollout)
+    assert transcript.blanked_text == "```python\n6*7\n```\n```output\n```\n" * 3
+    assert transcript.policy_text.split() == ["```python", "6*7", "```"] * 3
+    assert policy_texts({}, 1, [transcript]) == [transcript.policy_text]
     store = RunStore.create(tmp_path / "run", {})
-    store.write_rollouts(1, {"prompt": ["go"], **tool_call_columns([said])})
-    (found,) = quality_by_step(store)
-    assert found.redundancy == trigram_redundancy(said.policy_text) == 1 - 3 / 7
-    assert trigram_redundancy(said.blanked_text) != found.redundancy
+    store.write_rollouts(1, {"prompt": ["go"], **tool_call_columns([transcript])})
+    (quality,) = quality_by_step(store)
+    assert quality.redundancy == trigram_redundancy(transcript.policy_text) == 1 - 3 / 7
+    assert trigram_redundancy(transcript.blanked_text) != quality.redundancy

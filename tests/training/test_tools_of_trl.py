@@ -119,16 +119,16 @@ def make(small_policy: Path, tmp_path: Path) -> Make:
 
 def output_of(trainer: Any) -> dict[str, Any]:
     """The first generation batch, as it goes into micro-batches."""
-    kept: list[dict[str, Any]] = []
+    recorded: list[dict[str, Any]] = []
     micro_batches = trainer.micro_batches
 
     def seen(batch: dict[str, Any]) -> Any:
-        kept.append(batch)
+        recorded.append(batch)
         return micro_batches(batch)
 
     trainer.micro_batches = seen
     trainer.train()
-    return kept[0]
+    return recorded[0]
 
 
 def logits_of(folder: Path, output: dict[str, Any]) -> torch.Tensor:
@@ -184,13 +184,13 @@ def test_each_row_keeps_its_way_of_sampling_in_later_turns(make: Make, small_pol
     torch.testing.assert_close(batch.logps, of_tokens(tempered, ids) * own, rtol=1e-4, atol=1e-5)
     # bottom-p: by falling probability, the tokens whose mass up to and including them is ≤ 1 − p are left out
     ranked, order = tempered.softmax(-1).sort(dim=-1, descending=True, stable=True)
-    kept = ranked.cumsum(-1) > 0.2
-    mass = (ranked * kept).sum(-1)
+    keep = ranked.cumsum(-1) > 0.2
+    mass = (ranked * keep).sum(-1)
     assert batch.sampling_logps is not None
     expected = (of_tokens(tempered, ids) - mass.log()) * own
     torch.testing.assert_close(batch.sampling_logps, expected, rtol=1e-3, atol=1e-4)
     places = (order == ids.unsqueeze(-1)).float().argmax(-1)
-    assert kept.gather(-1, places.unsqueeze(-1)).squeeze(-1)[own].all()
+    assert keep.gather(-1, places.unsqueeze(-1)).squeeze(-1)[own].all()
 
 
 def test_later_turns_stay_within_the_answers_limit(make: Make) -> None:

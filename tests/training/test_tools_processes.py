@@ -50,8 +50,8 @@ def by_row(trainer: Any) -> None:
     ) -> Any:
         rollouts = []
         for row, ids in enumerate(prompt_ids):
-            place = (trainer.accelerator.process_index * len(prompt_ids) + row) % GENERATIONS
-            own = replace(params, seed=keyed_seed(ids, place, trainer.state.global_step) % 2**31)
+            position = (trainer.accelerator.process_index * len(prompt_ids) + row) % GENERATIONS
+            own = replace(params, seed=keyed_seed(ids, position, trainer.state.global_step) % 2**31)
             used = None if uses is None else [uses[row]]
             rollouts += generate_with_tools(engine, [ids], n, own, tools, uses=used).rollouts
         return Rollouts(rollouts, prompt_ids, n, 0)
@@ -60,9 +60,9 @@ def by_row(trainer: Any) -> None:
 
 
 def train(policy: Path, name: str, processes: int) -> dict[str, Any]:
-    kept, batches = Gradients(), []
+    gradients, batches = Gradients(), []
     options = {
-        "callbacks": [kept],
+        "callbacks": [gradients],
         "correct": ("digits", 0.5),
         "observers": statistics(),
         "on_rollouts": lambda step, columns: batches.append(columns),
@@ -80,7 +80,7 @@ def train(policy: Path, name: str, processes: int) -> dict[str, Any]:
         {key: value for key, value in entry.items() if "time" not in key and "per_second" not in key}
         for entry in trainer.state.log_history[:-1]
     ]
-    return {"batches": batches, "logs": logs, "gradients": [step.tolist() for step in kept.steps]}
+    return {"batches": batches, "logs": logs, "gradients": [step.tolist() for step in gradients.steps]}
 
 
 @pytest.mark.slow
@@ -97,21 +97,23 @@ def test_two_processes_do_what_one_does(small_policy: Path, tmp_path: Path) -> N
         assert first["gradients"] == second["gradients"]
         alone = train(policy, name, 1)
         assert any(any(columns["calls"]) for columns in alone["batches"])
-        for two, one in zip(first["batches"], alone["batches"], strict=True):
-            assert two["transcript"] == one["transcript"]
-            assert two["completion"] == one["completion"]
-            assert two["calls"] == one["calls"]
-        for two, one in zip(first["logs"], alone["logs"], strict=True):
+        for two, single in zip(first["batches"], alone["batches"], strict=True):
+            assert two["transcript"] == single["transcript"]
+            assert two["completion"] == single["completion"]
+            assert two["calls"] == single["calls"]
+        for two, single in zip(first["logs"], alone["logs"], strict=True):
             words = ("tools/", "completions/", "reward", "num_", "strategy/", "lens/entropy", "lens/quality", "dynamic")
-            same = {key: value for key, value in one.items() if key.startswith(words) and not key.endswith("_tokens")}
+            same = {
+                key: value for key, value in single.items() if key.startswith(words) and not key.endswith("_tokens")
+            }
             assert {key: two[key] for key in same} == pytest.approx(same, rel=1e-3, abs=1e-5, nan_ok=True)
-        found, expected = torch.tensor(first["gradients"]), torch.tensor(alone["gradients"])
-        assert ((found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=0.1)).max() < 1e-3
+        actual, expected = torch.tensor(first["gradients"]), torch.tensor(alone["gradients"])
+        assert ((actual - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=0.1)).max() < 1e-3
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     policy_folder, out = map(Path, sys.argv[1:])
-    found = {name: train(policy_folder, name, 2) for name in RUNS}
-    (out / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    results = {name: train(policy_folder, name, 2) for name in RUNS}
+    (out / f"{os.environ['RANK']}.json").write_text(json.dumps(results))
     torch.distributed.destroy_process_group()

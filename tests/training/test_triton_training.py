@@ -20,11 +20,11 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 def compare(ours: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...], inputs: list[torch.Tensor]) -> None:
     """Values, and gradients for random slopes."""
     slopes = [random(*value.shape, seed=9 + i) for i, value in enumerate(theirs)]
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    found = torch.autograd.grad(ours, inputs, slopes)
-    for one, other in zip(found, torch.autograd.grad(theirs, inputs, slopes), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    for first, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(first, other, rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad(ours, inputs, slopes)
+    for first, other in zip(gradients, torch.autograd.grad(theirs, inputs, slopes), strict=True):
+        torch.testing.assert_close(first, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("heads", [(3, 1), (4, 4)])
@@ -46,11 +46,11 @@ def test_rotated_rows(heads: tuple[int, int]) -> None:
     cos, sin = angles.cos(), angles.sin()
     rotated = apply_rotary_pos_emb(query, key, cos, sin)
     expected = tuple(rows._spread(tensor) for tensor in (*rotated, value))
-    found = RotatedRows.apply(query, key, value, cos, sin, rows, None)
-    seen = (rows.source != 0) | (torch.arange(len(rows.source), device=DEVICE) == rows.slots[0])  # padding is any token
-    weights = seen.view(3, 1, 6, 1).float()
+    actual = RotatedRows.apply(query, key, value, cos, sin, rows, None)
+    mask = (rows.source != 0) | (torch.arange(len(rows.source), device=DEVICE) == rows.slots[0])  # padding is any token
+    weights = mask.view(3, 1, 6, 1).float()
     compare(
-        tuple(value * weights for value in found), tuple(value * weights for value in expected), [query, key, value]
+        tuple(value * weights for value in actual), tuple(value * weights for value in expected), [query, key, value]
     )
 
 
@@ -72,8 +72,8 @@ def test_a_whole_pass(name: str) -> None:
         model.zero_grad()
         logps.sum().backward()
         results.append([logps.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    for first, other in zip(*results, strict=True):
+        torch.testing.assert_close(first, other, rtol=1e-3, atol=1e-4)
 
 
 def test_gate() -> None:

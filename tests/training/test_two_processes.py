@@ -57,10 +57,10 @@ SCENES = {
     "flat": "all rows of the first process have advantage 0, and half of those of the second",
     "unscored": "no reward function scores an answer of the second process",
 }
-PLACES = {f"{number}{place}=": (scene, place) for number, scene in enumerate(SCENES) for place in range(4)}
+PLACES = {f"{number}{index}=": (scene, index) for number, scene in enumerate(SCENES) for index in range(4)}
 """Prompts in the order of training: of each scene two that go to the first process and two that go to the second."""
 
-SOLVED = {prompt: float(place < 2) for prompt, (_, place) in PLACES.items()}
+SOLVED = {prompt: float(position < 2) for prompt, (_, position) in PLACES.items()}
 FALLING = {prompt: 1 - 0.02 * number for number, prompt in enumerate(PLACES)}
 """Solve rates with which a curriculum keeps all these prompts, in this order."""
 NEVER_SOLVED = ["91=", "92="]
@@ -118,15 +118,17 @@ COMPANY = [
 
 def variants() -> dict[str, dict[str, Any]]:
     """Every strategy with the hyperparameters of `SETTINGS`, and with solve rates of the prompts here."""
-    found = []
+    specs = []
     for name, settings in SETTINGS.items():
         if name == "tool_progression":  # this policy calls no tool: see test_tools_processes
             continue
         rates = {**dict.fromkeys(NEVER_SOLVED, 0.0), **FALLING} if name == "curriculum" else SOLVED
-        found += [{name: {**given, "solve_rates": rates} if "solve_rates" in given else given} for given in settings]
-    found.append(EXACT_TEMPERATURE)
-    found.append({"element_wise_temperature": {"easy": 1.0, "source": "running", "solve_rates": SOLVED}})
-    return {label(spec): spec for spec in found}
+        specs += [
+            {name: {**options, "solve_rates": rates} if "solve_rates" in options else options} for options in settings
+        ]
+    specs.append(EXACT_TEMPERATURE)
+    specs.append({"element_wise_temperature": {"easy": 1.0, "source": "running", "solve_rates": SOLVED}})
+    return {label(spec): spec for spec in specs}
 
 
 def needs_engine(spec: dict[str, Any]) -> bool:
@@ -137,13 +139,13 @@ def needs_engine(spec: dict[str, Any]) -> bool:
 
 def cases() -> tuple[dict[str, Case], dict[str, Case]]:
     """Those of every test run, and the slow ones."""
-    given = Case([], engine=False, config={**REUSED, **WHOLE}, whole=True)
+    case = Case([], engine=False, config={**REUSED, **WHOLE}, whole=True)
     whole = Case([], config=WHOLE, whole=True, short=2)
     still = Case([], engine=False, config=STILL, compared="batches")
     windows = Case(COMPANY, config={**WINDOWS, "beta": 0.05}, compared="no")
     defaults = Case(COMPANY, config={**DEFAULTS, **REUSED}, compared="no")
     fast = {
-        "given/plain": given,
+        "given/plain": case,
         "engine/plain": Case([]),
         "engine/company": Case(COMPANY),
         "whole/plain": whole,
@@ -170,7 +172,7 @@ def cases() -> tuple[dict[str, Case], dict[str, Case]]:
             (fast if name in usual else slow)[f"engine/{name}"] = Case([spec])
             slow[f"reused/{name}"] = Case([spec], config=REUSED)
         else:
-            (slow if ALIKE & spec.keys() or name not in usual else fast)[f"given/{name}"] = replace(given, **even)
+            (slow if ALIKE & spec.keys() or name not in usual else fast)[f"given/{name}"] = replace(case, **even)
             slow[f"still/{name}"] = replace(still, **even)
             if spec.get("entropy_bonus", {}).get("target"):  # its coefficient changes between the steps on a batch
                 slow[f"still/{name}"] = replace(still, **even, compared="no")
@@ -189,25 +191,25 @@ CASES = FAST | SLOW
 
 def scene_of(prompt: str) -> tuple[str, int, bool]:
     """Scene, place, and whether the second process has this prompt."""
-    scene, place = PLACES[prompt]
-    return scene, place, place >= 2
+    scene, position = PLACES[prompt]
+    return scene, position, position >= 2
 
 
 def reward(prompts: list[str]) -> list[float | None]:
     """What the scene of each prompt says, and a better one for the first answer. 1 and more is correct."""
-    found: list[float | None] = []
+    rewards: list[float | None] = []
     for row, prompt in enumerate(prompts):
-        scene, place, second = scene_of(prompt)
+        scene, position, second = scene_of(prompt)
         good = row % GENERATIONS == 0
-        if (scene, place) == ("solved", 3) or (scene == "flat" and place != 2):
-            found.append(0.5)
+        if (scene, position) == ("solved", 3) or (scene == "flat" and position != 2):
+            rewards.append(0.5)
         elif scene == "solved":
-            found.append(0.5 * good + (not second))
+            rewards.append(0.5 * good + (not second))
         elif scene == "unscored" and second:
-            found.append([None, math.nan][good])
+            rewards.append([None, math.nan][good])
         else:
-            found.append(float(good))
-    return found
+            rewards.append(float(good))
+    return rewards
 
 
 def is_short(prompt: str) -> bool:
@@ -251,8 +253,8 @@ def direct(trainer: Any, case: Case) -> None:
             short = is_short(trainer.sampled.prompts[start])
             if short:
                 own |= {"max_tokens": case.short, "stop_token_ids": ()}
-            found = generate(prompt_ids[rows], n, replace(params, **own)).rollouts
-            rollouts += [cut_off(rollout, trainer.eos_token_ids) for rollout in found] if short else found
+            sampled = generate(prompt_ids[rows], n, replace(params, **own)).rollouts
+            rollouts += [cut_off(rollout, trainer.eos_token_ids) for rollout in sampled] if short else sampled
         return Rollouts(rollouts, prompt_ids, n, 0)
 
     def directed_branches(prompt_ids: list[list[int]], draw: Any) -> Rollouts:
@@ -284,7 +286,7 @@ def direct(trainer: Any, case: Case) -> None:
 
 def cut_off(rollout: Rollout, ends: Sequence[int], most: int = LENGTH) -> Rollout:
     """The rollout up to its last token that does not end it, if it has one, of so many."""
-    others = [place for place, token in enumerate(rollout.token_ids[:most], start=1) if token not in ends]
+    others = [index for index, token in enumerate(rollout.token_ids[:most], start=1) if token not in ends]
     records = ("token_ids", "logps", "sampling_logps", "entropy", "branching", "sampled")
     if rollout.min_p_mass is not None:
         records += ("min_p_mass",)
@@ -318,15 +320,15 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
     """A run on the scenes, one after the other, with the gradients of all its steps."""
     from datasets import Dataset
 
-    loaded, kept = load_policy(str(policy), device="cpu"), Gradients()
+    loaded, gradients = load_policy(str(policy), device="cpu"), Gradients()
     rewards: list[list[float]] = []
     completions: list[list[list[int]]] = []
 
     def score(prompts: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
-        found = reward(prompts)
-        rewards.append([math.nan if value is None else value for value in found])
+        values = reward(prompts)
+        rewards.append([math.nan if value is None else value for value in values])
         completions.append(completion_ids)
-        return found
+        return values
 
     filtered = any("curriculum" in spec for spec in case.strategies)
     arguments: dict[str, Any] = {
@@ -352,7 +354,7 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
         strategies=case.strategies,
         correct=("score", 1.0),
         answers=few_answers,
-        callbacks=[kept],
+        callbacks=[gradients],
         args=grpo_config(policy / "out", arguments),
     )
     assert trainer.accelerator.num_processes == processes
@@ -367,7 +369,7 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
         {key: value for key, value in entry.items() if "time" not in key and "per_second" not in key}
         for entry in trainer.state.log_history
     ]
-    return Outcome(digest.hexdigest(), logs, rewards, completions), torch.stack(kept.steps)
+    return Outcome(digest.hexdigest(), logs, rewards, completions), torch.stack(gradients.steps)
 
 
 # ---------------------------------------------------------------- two processes
@@ -438,11 +440,11 @@ class TwoProcesses:
         for _ in range(CHANCES):
             if not names:
                 return
-            said = self._start(names)
+            outcomes = self._start(names)
             left = [name for name in names if not all(self._file(name, rank, "json").exists() for rank in (0, 1))]
             for name in left[:1]:
                 errors = [self._file(name, rank, "error") for rank in (0, 1)]
-                self.failed[name] = "\n".join(file.read_text() for file in errors if file.exists()).strip() or said
+                self.failed[name] = "\n".join(file.read_text() for file in errors if file.exists()).strip() or outcomes
             names = left[1:]
         self.failed |= dict.fromkeys(names, f"not run, since these failed: {', '.join(self.failed)}")
 
@@ -493,10 +495,10 @@ def two_processes(
 ) -> TwoProcesses:
     """With the outcomes of all cases that the selected tests ask for."""
     here: list[Any] = [item for item in request.session.items if item.path == request.path]
-    asked = {item.callspec.params["name"] for item in here if hasattr(item, "callspec")}
-    found = TwoProcesses(policy, tmp_path_factory.mktemp("outcomes"))
-    found.run([name for name in CASES if name in asked])
-    return found
+    names = {item.callspec.params["name"] for item in here if hasattr(item, "callspec")}
+    runs = TwoProcesses(policy, tmp_path_factory.mktemp("outcomes"))
+    runs.run([name for name in CASES if name in names])
+    return runs
 
 
 # ---------------------------------------------------------------- the tests
@@ -505,20 +507,24 @@ KNOWN: dict[str, str] = {}
 """Cases with a fault that is known, and what it is."""
 
 
-def parameters(names: Sequence[str], known: dict[str, str] | None = None) -> list[Any]:
+def parameters(names: Sequence[str], known_failures: dict[str, str] | None = None) -> list[Any]:
     """The slow ones marked as such, and those that show a known fault."""
 
     def marks(name: str) -> list[Any]:
         slow = [pytest.mark.slow] if name in SLOW else []
-        fault = [pytest.mark.xfail(strict=True, reason=known[name])] if known and name in known else []
+        fault = (
+            [pytest.mark.xfail(strict=True, reason=known_failures[name])]
+            if known_failures and name in known_failures
+            else []
+        )
         return slow + fault
 
     return [pytest.param(name, marks=marks(name)) for name in names]
 
 
 def test_every_strategy_is_here() -> None:
-    found = {strategy for case in FAST.values() for spec in case.strategies for strategy in spec}
-    assert found | ALIKE | {"tool_progression"} == set(REGISTRY)
+    tested = {strategy for case in FAST.values() for spec in case.strategies for strategy in spec}
+    assert tested | ALIKE | {"tool_progression"} == set(REGISTRY)
     assert {strategy for case in SLOW.values() for spec in case.strategies for strategy in spec} >= ALIKE
 
 
@@ -550,8 +556,8 @@ def test_both_agree(two_processes: TwoProcesses, name: str) -> None:
     assert [entry["step"] for entry in first.logs] == [*range(1, steps + 1), steps]
     assert all(math.isfinite(entry["loss"]) for entry in first.logs[:-1])
     assert first.weights == second.weights
-    for one, other in zip(first.logs, second.logs, strict=True):
-        assert one == pytest.approx(other, rel=1e-6, nan_ok=True)
+    for log, other in zip(first.logs, second.logs, strict=True):
+        assert log == pytest.approx(other, rel=1e-6, nan_ok=True)
 
 
 ACTS = [name for name in FAST if name.startswith(("given/", "engine/")) and "plain" not in name]
@@ -563,8 +569,8 @@ IDLE = ("curriculum", "importance_correction")
 def test_it_acts(two_processes: TwoProcesses, name: str) -> None:
     """Else all that is compared here would be equal for nothing."""
     two_processes.outcomes(name)
-    plain, found = (two_processes.gradients(n)[0] for n in (f"{name.split('/')[0]}/plain", name))
-    assert (found - plain).norm() > 1e-3 * plain.norm()
+    plain, changed = (two_processes.gradients(n)[0] for n in (f"{name.split('/')[0]}/plain", name))
+    assert (changed - plain).norm() > 1e-3 * plain.norm()
 
 
 OF_ANY_SPLIT = ("num_tokens", "reward", "frac_reward", "completions/", "strategy/")
@@ -577,8 +583,8 @@ ROUNDED = ("strategy/importance_correction/weight_tokens",)
 def test_as_one_process(two_processes: TwoProcesses, name: str) -> None:
     """The same completions, gradients and logs as on one process that has all rows."""
     case, outcomes = CASES[name], two_processes.outcomes(name)
-    one, expected = train(two_processes.policy, case, processes=1)
-    assert one.completions == [a + b for a, b in zip(*(outcome.completions for outcome in outcomes), strict=True)]
+    single, expected = train(two_processes.policy, case, processes=1)
+    assert single.completions == [a + b for a, b in zip(*(outcome.completions for outcome in outcomes), strict=True)]
 
     def of_steps(gradients: torch.Tensor) -> torch.Tensor:
         together = case.steps if case.compared == "batches" else 1
@@ -588,10 +594,10 @@ def test_as_one_process(two_processes: TwoProcesses, name: str) -> None:
         off = (of_steps(gradients) - of_steps(expected)).norm(dim=1) / of_steps(expected).norm(dim=1).clamp(min=0.1)
         assert off.max() < case.tolerance, off.tolist()
     same = (*OF_ANY_SPLIT, "loss") if case.compared == "steps" else OF_ANY_SPLIT
-    for step, (found, entry) in enumerate(zip(outcomes[0].logs, one.logs, strict=True), start=1):
+    for step, (log, entry) in enumerate(zip(outcomes[0].logs, single.logs, strict=True), start=1):
         logged = {key: entry[key] for key in entry if (case.whole or key.startswith(same)) and key not in ROUNDED}
         close = pytest.approx(logged, rel=1e-4, abs=max(1e-5, case.tolerance), nan_ok=True)
-        assert {key: found[key] for key in logged} == close, step
+        assert {key: log[key] for key in logged} == close, step
 
 
 if __name__ == "__main__":

@@ -62,12 +62,12 @@ def test_the_main_process_asks_the_server_for_all(monkeypatch: pytest.MonkeyPatc
         VllmCompletion([5], [-0.5], "length"),
         VllmCompletion([7], [-1.5], "length"),
     ]
-    asked = {tuple(one["prompt"]): one for one in generation.vllm_client.asked}
-    assert asked[5, 6]["vllm_xargs"] == {"explorl_bottom_p": 0.9}
-    assert asked[7,]["vllm_xargs"] is None
-    assert asked[9,]["logit_bias"] == {"3": 1.0}
-    assert not {"extra_args", "detokenize"} & asked[5, 6].keys()
-    assert len(asked) == 4
+    requests = {tuple(request["prompt"]): request for request in generation.vllm_client.asked}
+    assert requests[5, 6]["vllm_xargs"] == {"explorl_bottom_p": 0.9}
+    assert requests[7,]["vllm_xargs"] is None
+    assert requests[9,]["logit_bias"] == {"3": 1.0}
+    assert not {"extra_args", "detokenize"} & requests[5, 6].keys()
+    assert len(requests) == 4
     assert sampler.context == 77
 
 
@@ -81,31 +81,32 @@ def test_another_process_takes_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_colocated_vllm_that_sleeps_is_woken_and_given_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[Any] = []
-    llm = SimpleNamespace(wake_up=lambda tags: said.append(tags), sleep=lambda level: said.append(level))
+    events: list[Any] = []
+    llm = SimpleNamespace(wake_up=lambda tags: events.append(tags), sleep=lambda level: events.append(level))
     generation = SimpleNamespace(
         mode="colocate", enable_sleep_mode=True, _llm_weights_sleeping=True, tensor_parallel_size=1, llm=llm,
-        sync_weights=lambda: said.append("weights"),
+        sync_weights=lambda: events.append("weights"),
     )  # fmt: skip
     monkeypatch.setattr(
-        vllm_rows.ColocatedVllm, "sample", lambda self, prompts, options: said.append("draw") or list(prompts)
+        vllm_rows.ColocatedVllm, "sample", lambda self, prompts, options: events.append("draw") or list(prompts)
     )
     assert vllm_rows.TrlVllmSampler(generation).sample([[5], [6]], OPTIONS) == [[5], [6]]
-    assert said == ["weights", ["kv_cache"], "draw", 2]
+    assert events == ["weights", ["kv_cache"], "draw", 2]
     assert generation._llm_weights_sleeping
 
 
-def trainer(**given: Any) -> SimpleNamespace:
+def trainer(**options: Any) -> SimpleNamespace:
     args = SimpleNamespace(
-        vllm_structured_outputs_regex=given.pop("regex", None), generation_kwargs=given.pop("generation_kwargs", None)
+        vllm_structured_outputs_regex=options.pop("regex", None),
+        generation_kwargs=options.pop("generation_kwargs", None),
     )
     base = {"use_vllm": True, "tools": [], "environment_factories": None, "sees_images": False, "args": args}
     numbers = {"temperature": 0.9, "top_p": 0.95, "top_k": -1, "min_p": None, "repetition_penalty": 1.0}
-    return SimpleNamespace(**{**base, **numbers, "max_completion_length": 30, "eos_token_ids": [2], **given})
+    return SimpleNamespace(**{**base, **numbers, "max_completion_length": 30, "eos_token_ids": [2], **options})
 
 
 @pytest.mark.parametrize(
-    ("given", "strategy", "words"),
+    ("options", "strategy", "words"),
     [
         ({"tools": [print]}, xs.BottomP(0.9), ("bottom_p sets how each row", "remove the tools")),
         ({"sees_images": True}, xs.BottomP(0.9), ("bottom_p", "images")),
@@ -113,7 +114,7 @@ def trainer(**given: Any) -> SimpleNamespace:
         ({"generation_kwargs": {"seed": 1}}, xs.BottomP(0.9), ("'seed' in generation_kwargs", "repetition_penalty")),
     ],
 )
-def test_what_vllm_cannot_sample_so_is_refused(given: Any, strategy: Any, words: tuple[str, ...]) -> None:
+def test_what_vllm_cannot_sample_so_is_refused(options: Any, strategy: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=words[0]) as error:
         check_sampling(trainer(strategies=[strategy], **given), None, {}, None, "")
     assert all(word in str(error.value) for word in words)

@@ -28,19 +28,19 @@ with its default options. A score of 1 is a win.
 
 An exploitable scorer will be exploited: a policy finds the answer that always wins before it learns to solve anything.
 Each data set is therefore probed when its task is created, with canned answers: nothing, `0`, `nan`, the question
-itself, another problem's answer, the right answer with other numbers in it, and so on. Right answers do not count,
-however many problems share them. A data set on which another answer wins on most problems is **refused**: `get_task`
-raises a ValueError with the finding, unless `allow_exploitable=True` is set. The probe uses the requested task, with
-its `config` and its `threshold`: a low threshold also makes partial credit exploitable. A `composite` is refused if one
-of its parts is.
+itself, another problem's answer, the right answer with other numbers in it, and so on. A canned answer that happens to
+be right does not count, however many problems share it. A data set on which another answer wins on most problems is
+**refused**: `get_task` raises a ValueError with the finding, unless `allow_exploitable=True` is set. The probe uses the
+requested task, with its `config` and its `threshold`: a low threshold also makes partial credit exploitable. A
+`composite` is refused if one of its parts is.
 
-- *held*: no canned answer won.
+- *held*: no canned answer won on more than a tenth of the problems.
 - *weak*: one won on more than a tenth of the problems, but not on most.
 - *scorer*: `text` compares with the right answer, `sympy` lets sympy parse the answer (only formulas reach it), `eval`
   evaluates it (as a plain value), `own` is any other code. All of them run isolated, with limits: see security.md.
 - *seconds*: duration of the probe for this table. The probe of a task is shorter, usually hundredths of a second.
 
-The probe tries only a few strategies. A data set that held may still be exploitable.
+The probe tries only a few kinds of answers. A data set that held may still be exploitable.
 
 {summary}
 

@@ -307,16 +307,16 @@ def protocols_page() -> str:
     overview = [
         (
             f"`{name}`",
-            _samples(how),
-            *(_setting(how, setting) for setting in SETTINGS),
-            ", ".join(how.measures) or "–",
+            _samples(entry),
+            *(_setting(entry, setting) for setting in SETTINGS),
+            ", ".join(entry.measures) or "–",
         )
-        for name, how in PROTOCOLS.items()
+        for name, entry in PROTOCOLS.items()
     ]
     return PROTOCOLS_PAGE.format(
         note=NOTE.format(source="src/explorl/evaluation/protocols.py and its own table of what the papers state"),
         overview=table(("protocol", "samples", *SETTINGS.values(), "measures"), overview),
-        compared="\n\n".join(_compared(name, how) for name, how in PROTOCOLS.items() if name in STATED),
+        compared="\n\n".join(_compared(name, entry) for name, entry in PROTOCOLS.items() if name in STATED),
         training=table(
             ("setting", "Explorl", "paper", "where", "note"),
             [
@@ -464,33 +464,33 @@ TRAINING = (
 )
 
 
-def settings(how: Protocol) -> dict[str, Any]:
+def settings(protocol: Protocol) -> dict[str, Any]:
     """Return the settings of a protocol, under the names of `STATED`."""
-    values: dict[str, Any] = {"samples": how.samples}
-    if how.samples_by_task:
-        (values["samples of one task"],) = how.samples_by_task.values()
-    return values | {setting: getattr(how.sampling, setting) for setting in SETTINGS}
+    values: dict[str, Any] = {"samples": protocol.samples}
+    if protocol.samples_by_task:
+        (values["samples of one task"],) = protocol.samples_by_task.values()
+    return values | {setting: getattr(protocol.sampling, setting) for setting in SETTINGS}
 
 
-def _compared(name: str, how: Protocol) -> str:
+def _compared(name: str, protocol: Protocol) -> str:
     paper = PAPERS[name.partition("-")[0]]
     rows = []
-    for setting, value in settings(how).items():
+    for setting, value in settings(protocol).items():
         stated = STATED[name].get(setting)
         if stated is None and value == OFF.get(setting):
             continue
         ours = shown(value)
         stated = stated or PaperValue(None, "")
         rows.append((SETTINGS.get(setting, setting), ours, stated.shown, stated.section))
-    return f"### `{name}`\n\n{how.source}.\n\n{table(('setting', 'Explorl', paper, 'where'), rows)}"
+    return f"### `{name}`\n\n{protocol.source}.\n\n{table(('setting', 'Explorl', paper, 'where'), rows)}"
 
 
-def _samples(how: Protocol) -> str:
-    return "; ".join([str(how.samples), *(f"{task}: {count}" for task, count in how.samples_by_task.items())])
+def _samples(protocol: Protocol) -> str:
+    return "; ".join([str(protocol.samples), *(f"{task}: {count}" for task, count in protocol.samples_by_task.items())])
 
 
-def _setting(how: Protocol, setting: str) -> str:
-    value = getattr(how.sampling, setting)
+def _setting(protocol: Protocol, setting: str) -> str:
+    value = getattr(protocol.sampling, setting)
     return "–" if value == OFF.get(setting) else shown(value)
 
 

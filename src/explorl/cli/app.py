@@ -22,7 +22,7 @@ from explorl.cli.failures import Interrupted, Terminated, clean_lines, explain, 
 from explorl.core import processes
 from explorl.core.launch import WorkerFailed
 from explorl.core.plugins import working_folder
-from explorl.core.terminal import replace_unencodable
+from explorl.core.terminal import plain_warnings, replace_unencodable
 from explorl.core.text import clean
 
 # Typer's boxes would leave the texts a column of sixteen characters where a terminal has 80.
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> Any:
     """Run the command; print the errors that a user can cause as a clear message, with exit code 2."""
     replace_unencodable()
     try:
-        with terminable(), working_folder(_print_import):
+        with terminable(), plain_warnings(), working_folder(_print_import):
             code = app(argv, prog_name="explorl", standalone_mode=False)
     except Interrupted as interrupt:
         _print_interruption(interrupt, sys.argv[1:] if argv is None else argv)

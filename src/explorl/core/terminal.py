@@ -7,7 +7,10 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +33,35 @@ def replace_unencodable() -> None:
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "").replace("_", "")
     if encoding != "utf8" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Print each of Explorl's own warnings as one line on stderr, without the line of code that it points to.
+
+    Warnings of other libraries, and of modules of the user's, are shown as Python shows them.
+    """
+    show_others = warnings.showwarning
+
+    def show(message: Warning | str, *details: Any, **named: Any) -> None:
+        if _issuing_package() == "explorl":
+            print(f"warning: {clean(' '.join(str(message).split()))}", file=sys.stderr)
+        else:
+            show_others(message, *details, **named)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = show_others
+
+
+def _issuing_package() -> str:
+    """Return the package of the code that called `warnings.warn`; its stack level may point to another."""
+    frame: FrameType | None = sys._getframe(2)  # that of the module warnings, or of its caller
+    while frame is not None and frame.f_globals.get("__name__") in ("warnings", "_py_warnings"):
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def literal(*parts: object) -> Text:

@@ -26,6 +26,7 @@ from explorl.core import processes
 from explorl.core.config import Config, changed_keys
 from explorl.core.plugins import working_folder
 from explorl.core.store import RunStore, StoreError, locked, write_json, write_text
+from explorl.core.terminal import plain_warnings
 from explorl.core.text import clean
 from explorl.study.spec import Study
 
@@ -179,7 +180,7 @@ def main(argv: list[str] | None = None) -> int:
         threading.Thread(target=_exit_with_study, daemon=True).start()
     folder = options.study if options.prepare else run_folder(options.study, options.arm, options.seed)
     try:
-        with working_folder(lambda text: print(clean(text), file=sys.stderr)):
+        with plain_warnings(), working_folder(lambda text: print(clean(text), file=sys.stderr)):
             prepare(options.study) if options.prepare else run_arm(options.study, options.arm, options.seed)
     except processes.EndedElsewhere:
         return 1

@@ -123,7 +123,7 @@ class Sequential(Section):
     first: Annotated[int, Field(ge=2)]
     """Seeds of every arm at the interim look; `seeds` is the number at the end."""
     keep: Count
-    """Most arms that continue after the interim look: those whose differences, in either direction, promise most."""
+    """Maximum number of arms that continue after the interim look: the most promising, in either direction."""
     measures: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["pass@1"])
     """Measures to compare: `pass@k` with any k of 1, 2, 4, … samples, `entropy`, `branching`, `area`. The correction is
     over all of them; an arm stops early for efficacy by the first."""

@@ -72,9 +72,9 @@ def main(policy: Path, folder: Path, backend: str) -> None:
     warnings.simplefilter("ignore")
     gc.freeze()  # every trainer collects garbage, and looking at all modules for it takes longer than to train
     done = {
-        f"{one.name} {beta}": against(one, policy, folder, backend, beta)
-        for one in one_of_each(PROMPTS)
-        for beta in ([0.0, 0.05] if one.name in WITH_REFERENCE else [0.0])
+        f"{strategy.name} {beta}": against(strategy, policy, folder, backend, beta)
+        for strategy in one_of_each(PROMPTS)
+        for beta in ([0.0, 0.05] if strategy.name in WITH_REFERENCE else [0.0])
     }
     (folder / f"{backend}-{os.environ['RANK']}.json").write_text(json.dumps(done))
     torch.distributed.destroy_process_group()

@@ -48,7 +48,7 @@ def one_of_two(policy: Path, out: Path) -> None:
     # before any pass, behind which FSDP2 leaves the outermost weights whole
     optimizers = [torch.optim.SGD(some.parameters(), lr=0.1) for some in (model, whole)]
     ids = torch.arange(7, 7 + 4 * 16).view(4, 16)
-    found: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "spread": has_sharded_weights(model, accelerator),
         "why": why_not_gathered(model, accelerator),
         "sharded_first": is_sharded(model),
@@ -56,17 +56,17 @@ def one_of_two(policy: Path, out: Path) -> None:
     }
     for turn in range(2):
         with gathered_weights(model, accelerator):
-            found[f"sharded_{turn}"] = is_sharded(model)
-            found[f"tokens_{turn}"] = sampled(model, plain.tokenizer) == sampled(whole, plain.tokenizer)
-            found[f"records_{turn}"] = float((recorded(model, ids) - recorded(whole, ids)).abs().max())
-        found[f"after_{turn}"] = is_sharded(model)
+            outcome[f"sharded_{turn}"] = is_sharded(model)
+            outcome[f"tokens_{turn}"] = sampled(model, plain.tokenizer) == sampled(whole, plain.tokenizer)
+            outcome[f"records_{turn}"] = float((recorded(model, ids) - recorded(whole, ids)).abs().max())
+        outcome[f"after_{turn}"] = is_sharded(model)
         losses = [some(input_ids=ids, labels=ids).loss for some in (model, whole)]
-        found[f"loss_{turn}"] = abs(float(losses[0].detach() - losses[1].detach()))
+        outcome[f"loss_{turn}"] = abs(float(losses[0].detach() - losses[1].detach()))
         for loss, optimizer in zip(losses, optimizers, strict=True):
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    out.with_name(f"{accelerator.process_index}.json").write_text(json.dumps(found))
+    out.with_name(f"{accelerator.process_index}.json").write_text(json.dumps(outcome))
     torch.distributed.destroy_process_group()
 
 
@@ -78,17 +78,17 @@ def test_gathered_weights(small_policy: Path, tmp_path: Path) -> None:
     ended = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=300)
     for rank in (0, 1):
         assert (tmp_path / f"{rank}.json").exists(), ended.stderr[-6000:]
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert found["spread"]
-        assert found["why"] == ""
-        assert found["sharded_first"]
-        assert found["apart"] < 1e-5
+        outcome = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert outcome["spread"]
+        assert outcome["why"] == ""
+        assert outcome["sharded_first"]
+        assert outcome["apart"] < 1e-5
         for turn in (0, 1):
-            assert not found[f"sharded_{turn}"]
-            assert found[f"tokens_{turn}"]
-            assert found[f"records_{turn}"] < 1e-5
-            assert found[f"after_{turn}"]  # they are taken apart again, and train on
-            assert found[f"loss_{turn}"] < 1e-5
+            assert not outcome[f"sharded_{turn}"]
+            assert outcome[f"tokens_{turn}"]
+            assert outcome[f"records_{turn}"] < 1e-5
+            assert outcome[f"after_{turn}"]  # they are taken apart again, and train on
+            assert outcome[f"loss_{turn}"] < 1e-5
 
 
 if __name__ == "__main__":

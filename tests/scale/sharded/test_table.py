@@ -26,16 +26,16 @@ def test_the_column_of_sharded_weights(backend: str, small_policy: Path, tmp_pat
     command = [*launch, "-m", "tests.scale.sharded.table", str(small_policy), str(tmp_path), backend]
     root = Path(__file__).parents[3]
     ended = subprocess.run(command, cwd=root, env=dict(os.environ), capture_output=True, text=True, timeout=500)
-    found = [tmp_path / f"{backend}-{rank}.json" for rank in (0, 1)]
-    assert all(path.exists() for path in found), ended.stderr[-6000:]
-    done, other = (json.loads(path.read_text()) for path in found)
+    paths = [tmp_path / f"{backend}-{rank}.json" for rank in (0, 1)]
+    assert all(path.exists() for path in paths), ended.stderr[-6000:]
+    done, other = (json.loads(path.read_text()) for path in paths)
     assert other == done
-    reasons = {one.name: REFUSALS["ZeRO-3, FSDP2"](one) for one in one_of_each(["1"])}
+    reasons = {strategy.name: REFUSALS["ZeRO-3, FSDP2"](strategy) for strategy in one_of_each(["1"])}
     partly = {name: reason for name, reason in reasons.items() if reason is not None}
     assert list(partly) == ["reference_reset"]
-    told = {f"{name} 0.0": None for name in reasons} | {
+    expected = {f"{name} 0.0": None for name in reasons} | {
         "element_wise_temperature 0.05": None,
         "reference_reset 0.05": None if backend == "zero3" else partly["reference_reset"],
     }
-    assert done.keys() == told.keys()
-    assert not unlike(told, done, {partly["reference_reset"]: WORDS})
+    assert done.keys() == expected.keys()
+    assert not unlike(expected, done, {partly["reference_reset"]: WORDS})

@@ -32,7 +32,7 @@ Outcomes = dict[tuple[str, str], list[Outcome]]
 def outcomes(small_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """By backend and case, of both processes."""
     folder = tmp_path_factory.mktemp("outcomes")
-    found: Outcomes = {}
+    outcomes_by_case: Outcomes = {}
     for backend, names in RUNS.items():
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         command = [*launch, "-m", "tests.scale.sharded.training", str(small_policy), str(folder), backend, *names]
@@ -44,8 +44,8 @@ def outcomes(small_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Ou
         for name in names:
             paths = [folder / f"{backend}-{name}-{rank}.json" for rank in (0, 1)]
             assert all(path.exists() for path in paths), f"{backend}, {name}:\n{ended.stderr[-6000:]}"
-            found[backend, name] = [Outcome(**json.loads(path.read_text())) for path in paths]
-    return found
+            outcomes_by_case[backend, name] = [Outcome(**json.loads(path.read_text())) for path in paths]
+    return outcomes_by_case
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,15 @@ def outcomes(small_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Ou
     [("zero1", "shaped"), ("fsdp2", "shaped"), *((f"zero{n}", name) for n in (2, 3) for name in RUNS["ddp"])],
 )
 def test_as_ddp(outcomes: Outcomes, backend: str, name: str) -> None:
-    for found, expected in zip(outcomes[backend, name], outcomes["ddp", name], strict=True):
-        assert found.sampled_by_engine
+    for actual, expected in zip(outcomes[backend, name], outcomes["ddp", name], strict=True):
+        assert actual.sampled_by_engine
         assert expected.sampled_by_engine
-        assert found.completions == expected.completions
-        assert len(found.losses) == CASES[name].config["max_steps"]
-        assert found.losses == pytest.approx(expected.losses, abs=1e-5)
-        assert found.entropies == pytest.approx(expected.entropies, abs=1e-5)
-        assert found.weights == pytest.approx(expected.weights, rel=1e-4, abs=1e-4)
-        assert found.reference == pytest.approx(expected.reference, rel=1e-4, abs=1e-4)
+        assert actual.completions == expected.completions
+        assert len(actual.losses) == CASES[name].config["max_steps"]
+        assert actual.losses == pytest.approx(expected.losses, abs=1e-5)
+        assert actual.entropies == pytest.approx(expected.entropies, abs=1e-5)
+        assert actual.weights == pytest.approx(expected.weights, rel=1e-4, abs=1e-4)
+        assert actual.reference == pytest.approx(expected.reference, rel=1e-4, abs=1e-4)
 
 
 def test_the_cases_learn(outcomes: Outcomes) -> None:
@@ -81,34 +81,34 @@ def test_zero2_has_the_packed_pass_and_sharded_weights_have_not(outcomes: Outcom
 @pytest.mark.parametrize("backend", ["zero2", "zero3"])
 def test_resumed(outcomes: Outcomes, backend: str) -> None:
     """From a checkpoint in the middle, with a reference that has moved: as if it had not stopped."""
-    for found, expected in zip(outcomes[backend, "resumed"], outcomes[backend, "kept"], strict=True):
-        assert found.completions == expected.completions[2:]
-        assert found.losses == pytest.approx(expected.losses, abs=1e-5)
-        assert found.weights == pytest.approx(expected.weights, rel=1e-4, abs=1e-4)
-        assert found.reference == pytest.approx(expected.reference, rel=1e-4, abs=1e-4)
+    for actual, expected in zip(outcomes[backend, "resumed"], outcomes[backend, "kept"], strict=True):
+        assert actual.completions == expected.completions[2:]
+        assert actual.losses == pytest.approx(expected.losses, abs=1e-5)
+        assert actual.weights == pytest.approx(expected.weights, rel=1e-4, abs=1e-4)
+        assert actual.reference == pytest.approx(expected.reference, rel=1e-4, abs=1e-4)
 
 
 def test_with_gradient_checkpointing(outcomes: Outcomes) -> None:
-    for found, expected in zip(outcomes["zero3", "checkpointed"], outcomes["zero2", "checkpointed"], strict=True):
-        assert found.completions == expected.completions
-        assert found.losses == pytest.approx(expected.losses, abs=1e-5)
+    for actual, expected in zip(outcomes["zero3", "checkpointed"], outcomes["zero2", "checkpointed"], strict=True):
+        assert actual.completions == expected.completions
+        assert actual.losses == pytest.approx(expected.losses, abs=1e-5)
 
 
 def test_the_engine_sees_the_weights(outcomes: Outcomes) -> None:
     """What it records is what the model's own pass gives, in every batch; also of bfloat16 weights that DeepSpeed fills
     from float32 ones of its own."""
     for (backend, name), both in outcomes.items():
-        for found in both:
-            assert len(found.drift) == (len(found.completions) if found.sampled_by_engine else 0), (backend, name)
-            assert max(found.drift, default=0.0) < (0.1 if name == "half" else 1e-4), (backend, name, found.drift)
+        for result in both:
+            assert len(result.drift) == (len(result.completions) if result.sampled_by_engine else 0), (backend, name)
+            assert max(result.drift, default=0.0) < (0.1 if name == "half" else 1e-4), (backend, name, result.drift)
     assert max(outcomes["zero2", "half"][0].drift) > 1e-3  # it is in half precision
 
 
 def test_weights_that_are_not_gathered(outcomes: Outcomes) -> None:
     """`model.generate` samples where the user wants it so, and it is said where that follows from another wish."""
-    apart, asked = outcomes["zero3", "apart"][0], outcomes["zero3", "generate"][0]
+    apart, generated = outcomes["zero3", "apart"][0], outcomes["zero3", "generate"][0]
     assert not apart.sampled_by_engine
-    assert not asked.sampled_by_engine
+    assert not generated.sampled_by_engine
     assert any("ds3_gather_for_generation is False" in text for text in apart.said)
-    assert not any("slower than Explorl's engine" in text for text in asked.said)
-    assert apart.losses == pytest.approx(asked.losses, abs=1e-5)
+    assert not any("slower than Explorl's engine" in text for text in generated.said)
+    assert apart.losses == pytest.approx(generated.losses, abs=1e-5)

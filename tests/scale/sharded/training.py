@@ -101,11 +101,11 @@ def sharding(backend: str) -> dict[str, Any]:
     return {"deepspeed": deepspeed_config(int(backend.removeprefix("zero")))}
 
 
-def trainer_of(policy: Path, folder: Path, backend: str, case: Case, kept: list[Any]) -> ExplorationTrainer:
+def trainer_of(policy: Path, folder: Path, backend: str, case: Case, recorded: list[Any]) -> ExplorationTrainer:
     loaded = load_policy(str(policy), device="cpu")
 
     def score(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        kept.append(completion_ids)
+        recorded.append(completion_ids)
         return digits(completions)
 
     arguments: dict[str, Any] = {
@@ -197,10 +197,10 @@ def sums(model: Any) -> list[float]:
 
 
 def train(policy: Path, folder: Path, backend: str, name: str) -> Outcome:
-    case, kept = CASES[name], []
-    with warnings.catch_warnings(record=True) as said:
+    case, recorded = CASES[name], []
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer: Any = trainer_of(policy, folder, backend, case, kept)
+        trainer: Any = trainer_of(policy, folder, backend, case, recorded)
         with_fixed_seeds(trainer)
         with_drift(trainer, drift := [])
         resumed = str(folder / f"{backend}-kept" / "checkpoint-2") if name == "resumed" else None
@@ -210,7 +210,7 @@ def train(policy: Path, folder: Path, backend: str, name: str) -> Outcome:
     return Outcome(
         losses=[entry["loss"] for entry in logged],
         entropies=[entry["entropy"] for entry in logged],
-        completions=kept,
+        completions=recorded,
         weights=sums(model),
         reference=sums(reference),
         drift=drift,
@@ -225,14 +225,14 @@ def use_deepspeed_on_cpus() -> None:
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    backend: Any = lambda self, *given, **options: ("gloo", DistributedType.NO)  # noqa: E731
+    backend: Any = lambda self, *args, **options: ("gloo", DistributedType.NO)  # noqa: E731
     PartialState._prepare_backend = backend
     transformers.training_args.is_torch_bf16_gpu_available = lambda: True
 
 
 def use_fsdp_on_cpus() -> None:
     """Over gloo: accelerate has FSDP on GPUs only, so it is told that these are some."""
-    backend: Any = lambda self, *given, **options: ("gloo", DistributedType.MULTI_GPU)  # noqa: E731
+    backend: Any = lambda self, *args, **options: ("gloo", DistributedType.MULTI_GPU)  # noqa: E731
     PartialState._prepare_backend = backend
 
     def set_device(self: Any) -> None:

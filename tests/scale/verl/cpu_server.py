@@ -93,14 +93,14 @@ class Adapter(BaseRollout):
         return None
 
     async def update_weights(self, weights: Any, global_steps: int | None = None, **_: Any) -> None:
-        found = {}
+        tensors = {}
         if hasattr(weights, "__aiter__"):
             async for name, tensor in weights:
-                found[name] = tensor.detach().float().cpu().clone()
+                tensors[name] = tensor.detach().float().cpu().clone()
         else:
             for name, tensor in weights:
-                found[name] = tensor.detach().float().cpu().clone()
-        await ray.get_actor(NAME).load.remote(found, global_steps)
+                tensors[name] = tensor.detach().float().cpu().clone()
+        await ray.get_actor(NAME).load.remote(tensors, global_steps)
 
 
 class Replica(RolloutReplica):

@@ -46,11 +46,11 @@ def with_strategy(config: Any, name: str) -> Any:
 
     from explorl.integrations.verl.support import EXAMPLES
 
-    found = copy.deepcopy(config)
-    with open_dict(found):
-        found.trainer.v1.trainer_mode = "explorl"
-        found.explorl.strategies = [{name: EXAMPLES.get(name, {})}]
-    return found
+    changed = copy.deepcopy(config)
+    with open_dict(changed):
+        changed.trainer.v1.trainer_mode = "explorl"
+        changed.explorl.strategies = [{name: EXAMPLES.get(name, {})}]
+    return changed
 
 
 def refusals(config: Any) -> dict[str, str]:
@@ -58,15 +58,15 @@ def refusals(config: Any) -> dict[str, str]:
     from explorl.integrations.verl import trainer as ours
     from explorl.strategies import REGISTRY
 
-    found = {}
+    reasons = {}
     with without_verls_own(ours.PPOTrainerSync):
         for name in REGISTRY:
             try:
                 ours.ExplorlTrainer(with_strategy(config, name))
-                found[name] = ""
+                reasons[name] = ""
             except ValueError as error:
-                found[name] = str(error)
-    return found
+                reasons[name] = str(error)
+    return reasons
 
 
 def become(trainer: Any, config: Any) -> None:
@@ -96,19 +96,19 @@ def rotating_runner(names: list[str], out: Path) -> Any:
         def run(self, config: Any) -> None:
             from explorl.integrations.verl.trainer import ExplorlTrainer
 
-            step, kept = ExplorlTrainer.step, {}
+            step, weights = ExplorlTrainer.step, {}
 
             def rotated(trainer: Any, metrics: Any, timing: Any) -> Any:
                 name = names[trainer.global_steps - 1]
                 become(trainer, with_strategy(config, name))
-                found = step(trainer, metrics, timing)
-                assert [one.name for one in trainer.strategies] == [name]
-                kept[name] = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
-                return found
+                output = step(trainer, metrics, timing)
+                assert [strategy.name for strategy in trainer.strategies] == [name]
+                weights[name] = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
+                return output
 
             ExplorlTrainer.step = rotated
             super().run(config)
-            (out / "steps.json").write_text(json.dumps(kept))
+            (out / "steps.json").write_text(json.dumps(weights))
 
     return ray.remote(Runner)
 
@@ -118,8 +118,8 @@ if __name__ == "__main__":
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ENVIRONMENT})
     out = Path(sys.argv[1]).absolute()
     out.mkdir(parents=True, exist_ok=True)
-    said = refusals(compose(prepare(out, 8) + OVERRIDES.split()))
-    (out / "said.json").write_text(json.dumps(said))
-    names = [name for name, text in said.items() if not text]
+    reasons = refusals(compose(prepare(out, 8) + OVERRIDES.split()))
+    (out / "said.json").write_text(json.dumps(reasons))
+    names = [name for name, text in reasons.items() if not text]
     steps = f"trainer.total_training_steps={len(names)}"
     main(out, [*OVERRIDES.split(), steps], prompts=2 * len(names), runner=partial(rotating_runner, names))

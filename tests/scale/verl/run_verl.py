@@ -69,9 +69,9 @@ def prepare(out: Path, prompts: int) -> list[str]:
             "data_source": "countdown",
             "prompt": [{"role": "user", "content": task.prompt(problem)}],
             "reward_model": {"style": "rule", "ground_truth": json.dumps(dict(problem.data))},
-            "extra_info": {"index": place},
+            "extra_info": {"index": index},
         }
-        for place, problem in enumerate(task.problems("train", limit=prompts))
+        for index, problem in enumerate(task.problems("train", limit=prompts))
     ]
     pandas.DataFrame(rows).to_parquet(out / "train.parquet")
     model = out / "model"
@@ -116,11 +116,11 @@ def watched_runner(out: Path) -> Any:
             original = ExplorlTrainer.apply_strategies
 
             def shaped(trainer: Any, batch: Any, rows: Any) -> Any:
-                found = original(trainer, batch, rows)
+                shaped_batch = original(trainer, batch, rows)
                 columns = {**rows.columns, "lengths": rows.lengths}
-                kept = {"batch": vars(batch), "shaped": vars(found), "columns": columns}
-                torch.save(kept, out / f"seen-{trainer.global_steps}.pt")
-                return found
+                record = {"batch": vars(batch), "shaped": vars(shaped_batch), "columns": columns}
+                torch.save(record, out / f"seen-{trainer.global_steps}.pt")
+                return shaped_batch
 
             ExplorlTrainer.apply_strategies = shaped
             super().run(config)

@@ -38,7 +38,7 @@ def trainer_for(out: Path, strategies: list[Any], rows: int) -> ExplorationTrain
     )
 
 
-def differences(trainer: ExplorationTrainer, kept: dict[str, Any]) -> dict[str, float]:
+def differences(trainer: ExplorationTrainer, record: dict[str, Any]) -> dict[str, float]:
     """Of TRL's advantages, and of everything that the strategies say, between the two trainers."""
     seen, said, columns = kept["batch"], kept["shaped"], kept["columns"]
     rewards = seen["rewards"]
@@ -48,8 +48,8 @@ def differences(trainer: ExplorationTrainer, kept: dict[str, Any]) -> dict[str, 
         "completion_ids": columns["responses"],
         "completion_mask": (torch.arange(columns["responses"].size(1)) < lengths.unsqueeze(1)).long(),
         "advantages": base,
-        "old_per_token_logps": seen["old_logps"],
-        "ref_per_token_logps": seen["ref_logps"],
+        "old_per_token_logps": batch["old_logps"],
+        "ref_per_token_logps": batch["ref_logps"],
     }
     sampled = SampledRows(list(seen["prompts"]), sampling_temperature=seen["temperature"])
     sampled.reward_parts, sampled.stopped = seen["correctness"].unsqueeze(1), [False] * len(sampled.prompts)
@@ -57,21 +57,21 @@ def differences(trainer: ExplorationTrainer, kept: dict[str, Any]) -> dict[str, 
     recorded = TokenStats(seen["logps"], seen["entropy"], None, seen["sampling_logps"])
     trainer.shape_batch(output, sampled, recorded, rewards)
     pairs = {
-        "base": (base.unsqueeze(1) * seen["mask"], seen["advantages"]),
-        "advantages": (output["advantages"], said["advantages"]),
-        "loss_mask": (output["loss_mask"], said["loss_mask"]),
-        "weights": (output["token_weights"], said["weights"]),
-        "kl_weights": (output["kl_weights"], said["kl_weights"]),
-        **{f"kept/{name}": (output[f"kept/{name}"], value) for name, value in said["kept"].items()},
+        "base": (base.unsqueeze(1) * batch["mask"], batch["advantages"]),
+        "advantages": (output["advantages"], shaped["advantages"]),
+        "loss_mask": (output["loss_mask"], shaped["loss_mask"]),
+        "weights": (output["token_weights"], shaped["weights"]),
+        "kl_weights": (output["kl_weights"], shaped["kl_weights"]),
+        **{f"kept/{name}": (output[f"kept/{name}"], value) for name, value in shaped["kept"].items()},
     }
     return {name: float((ours - theirs).abs().max()) for name, (ours, theirs) in pairs.items()}
 
 
 def main(out: Path) -> None:
-    found = [torch.load(path, weights_only=False) for path in sorted(out.glob("seen-*.pt"))]
+    records = [torch.load(path, weights_only=False) for path in sorted(out.glob("seen-*.pt"))]
     strategies = json.loads((out / "strategies.json").read_text())
-    trainer = trainer_for(out, strategies, len(found[0]["batch"]["rewards"]))
-    print("DIFFERENCES " + json.dumps([differences(trainer, kept) for kept in found]))
+    trainer = trainer_for(out, strategies, len(records[0]["batch"]["rewards"]))
+    print("DIFFERENCES " + json.dumps([differences(trainer, record) for record in records]))
 
 
 if __name__ == "__main__":

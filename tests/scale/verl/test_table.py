@@ -19,19 +19,19 @@ from tools.docs.support_matrix import REFUSALS, examples  # noqa: E402
 
 def test_the_column_verl(tmp_path: Path) -> None:
     script = Path(__file__).parent / "run_table.py"
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(script), str(tmp_path)], env=dict(os.environ), capture_output=True, text=True, timeout=800
     )
-    assert told.returncode == 0, told.stdout[-6000:] + told.stderr[-6000:]
-    said, steps = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("said", "steps"))
-    reasons = {one.name: REFUSALS["verl"](one) for one in examples()}
-    assert list(said) == list(reasons)
+    assert completed.returncode == 0, completed.stdout[-6000:] + completed.stderr[-6000:]
+    refusals, steps = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("said", "steps"))
+    reasons = {strategy.name: REFUSALS["verl"](strategy) for strategy in examples()}
+    assert list(refusals) == list(reasons)
     for name, reason in reasons.items():
         if reason is None:
-            assert said[name] == ""
+            assert refusals[name] == ""
             assert math.isfinite(steps[name]["actor/grad_norm"]), name
         else:
-            assert name in said[name]
-            assert reason in said[name]
+            assert name in refusals[name]
+            assert reason in refusals[name]
             assert name not in steps
     assert len(steps) > 20

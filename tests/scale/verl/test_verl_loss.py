@@ -29,8 +29,8 @@ LENGTHS, PROMPT = (3, 5, 2, 4), 2
 
 
 def actor(loss_mode: str = "vanilla", **more: Any) -> Any:
-    given = {"ppo_micro_batch_size_per_gpu": 4, "rollout_n": 2, "use_kl_loss": True, "kl_loss_coef": 0.1, **more}
-    return FSDPActorConfig(strategy="fsdp2", policy_loss=PolicyLossConfig(loss_mode=loss_mode), **given)
+    config = {"ppo_micro_batch_size_per_gpu": 4, "rollout_n": 2, "use_kl_loss": True, "kl_loss_coef": 0.1, **more}
+    return FSDPActorConfig(strategy="fsdp2", policy_loss=PolicyLossConfig(loss_mode=loss_mode), **config)
 
 
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -91,13 +91,13 @@ def carrying_batch(strategies: list[Strategy], data: TensorDict) -> TensorDict:
 def test_the_same_bounds_for_all_tokens_are_verls_clip(bounds: tuple[float, float]) -> None:
     low, high = bounds
     output, data = micro_batch()
-    theirs, told = ppo_loss(actor(clip_ratio_low=low, clip_ratio_high=high), output, data)
+    theirs, their_metrics = ppo_loss(actor(clip_ratio_low=low, clip_ratio_high=high), output, data)
     strategies: list[Strategy] = [ClipHigher(low=low, high=high)]
     carried = carrying_batch(strategies, data)
-    ours, said = ExplorlLoss(actor("explorl"), strategies)(model_output=output, data=carried)
+    ours, our_metrics = ExplorlLoss(actor("explorl"), strategies)(model_output=output, data=carried)
     assert ours.item() == pytest.approx(theirs.item(), abs=1e-7)
     for name in ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl"):
-        assert said[name].values == pytest.approx(told[name].values, abs=1e-6)
+        assert our_metrics[name].values == pytest.approx(their_metrics[name].values, abs=1e-6)
 
 
 class Halves(Strategy):
@@ -153,9 +153,9 @@ def test_a_mini_batch_without_a_token_in_the_loss_is_no_nan() -> None:
 
 
 def test_the_estimator_is_trls() -> None:
-    found = core_algos.get_adv_estimator_fn("explorl_grpo")
+    estimator = core_algos.get_adv_estimator_fn("explorl_grpo")
     rewards, mask = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.5, 0.0], [0.5, 0.5]]), torch.ones(4, 2)
-    advantages, _ = found(token_level_rewards=rewards, response_mask=mask, index=["a", "b", "a", "b"], config={})
+    advantages, _ = estimator(token_level_rewards=rewards, response_mask=mask, index=["a", "b", "a", "b"], config={})
     half = 0.5 * 0.5**0.5
     expected = torch.tensor([0.25, -0.5, -0.25, 0.5]) / torch.tensor([half, 2 * half, half, 2 * half]).add(1e-4)
     torch.testing.assert_close(advantages, expected.unsqueeze(1).expand(4, 2))
@@ -198,5 +198,5 @@ import explorl.training.grpo.batch
 assert plugin.FAILURE is None, plugin.FAILURE
 assert support()
 """
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
-    assert found.returncode == 0, found.stderr[-3000:]
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert completed.returncode == 0, completed.stderr[-3000:]

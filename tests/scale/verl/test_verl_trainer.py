@@ -40,13 +40,13 @@ class Queue:
         return batch(list(self.columns), keys)
 
     def kv_batch_get(self, keys: Any, partition_id: str, select_fields: Any) -> TensorDict:
-        found = TensorDict({}, batch_size=len(KEYS))
+        columns = TensorDict({}, batch_size=len(KEYS))
         for name in select_fields:
             if name in self.columns and isinstance(self.columns[name], list):
-                tu.assign_non_tensor_stack(found, name, self.columns[name])
+                tu.assign_non_tensor_stack(columns, name, self.columns[name])
             elif name in self.columns:
-                found[name] = self.columns[name]
-        return found
+                columns[name] = self.columns[name]
+        return columns
 
 
 def batch(fields: list[str] | None = None, keys: Any = KEYS) -> KVBatchMeta:
@@ -117,8 +117,8 @@ def test_without_strategies_only_verls_own_columns_are_written(monkeypatch: pyte
 def test_strategies_act_on_the_real_rows_and_empty_ones_learn_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     held, metrics = queue(), dict[str, Any]()
     own = trainer([{"overlong_penalty": {"cache": 2}}, "mask_truncated", {"egsw": {"alpha": 0.3}}], held, monkeypatch)
-    found = own._compute_advantage(batch(), metrics)
-    assert {"explorl/weights", "explorl/kl_weights", "advantages"} <= set(found.fields)
+    actual = own._compute_advantage(batch(), metrics)
+    assert {"explorl/weights", "explorl/kl_weights", "advantages"} <= set(actual.fields)
     # of five tokens at most, the second row has five and the fourth four: 1 and 1/2 off, before rewards are normalised
     rewards = torch.tensor([SCORES[0], SCORES[1] - 1.0, SCORES[2], SCORES[3] - 0.5])
     expected = grpo_advantages(rewards, torch.tensor([0, 1, 1, 0]))
@@ -146,8 +146,8 @@ def test_tokens_taken_out_are_out_of_the_update_alone(monkeypatch: pytest.Monkey
     own._update_actor(made, {})
     expected = before.clone()
     expected[1] = 0  # it did not end
-    for found in during.values():
-        torch.testing.assert_close(found, expected)
+    for columns in during.values():
+        torch.testing.assert_close(columns, expected)
     torch.testing.assert_close(padded(held, "response_mask"), before)
 
 
@@ -157,14 +157,14 @@ def test_without_strategies_a_run_is_kept_whatever_the_agent_loop_gives(
     held = queue()
     del held.columns["entropy"]
     own = trainer([], held, monkeypatch)
-    kept: list[dict[str, Any]] = []
-    own.recorder = SimpleNamespace(record_rollouts=lambda step, columns: kept.append(columns))
+    recorded: list[dict[str, Any]] = []
+    own.recorder = SimpleNamespace(record_rollouts=lambda step, columns: recorded.append(columns))
     own.tokenizer.batch_decode = lambda ids, **_: ["text"] * len(ids)
     made = batch()
     made.keys[KEYS.index("b_1_0")] = "b_0_1"  # a second output of the first answer
     own._compute_advantage(made, {})
-    assert kept[0]["prompt"] == ["a", "a", "b", "b"]
-    assert kept[0]["reward/score"] == [1.0, 0.0, 1.0, 0.25]
+    assert recorded[0]["prompt"] == ["a", "a", "b", "b"]
+    assert recorded[0]["reward/score"] == [1.0, 0.0, 1.0, 0.25]
     with pytest.raises(ValueError, match="2 outputs or more"):
         trainer(["ppl_shaping"], queue(), monkeypatch)._compute_advantage(made, {})
 
@@ -175,17 +175,19 @@ def test_entropy_takes_another_pass_where_the_temperature_is_not_1(
 ) -> None:
     own = trainer(["entropy_advantage"], queue(), monkeypatch)
     own.config.actor_rollout_ref.rollout.temperature = temperature
-    asked: list[float] = []
-    own._whole_group = SimpleNamespace(compute_log_prob=lambda batch: asked.append(batch.extra_info["temperature"]))
+    temperatures: list[float] = []
+    own._whole_group = SimpleNamespace(
+        compute_log_prob=lambda batch: temperatures.append(batch.extra_info["temperature"])
+    )
 
     def first(self: Any, batch: Any, metrics: Any) -> Any:
-        asked.append(temperature)
+        temperatures.append(temperature)
         return batch
 
     monkeypatch.setattr(ours.PPOTrainerSync, "_compute_old_log_prob", first)
     monkeypatch.setattr(ours, "response_from_nested", lambda values, mask: values)
     own._compute_old_log_prob(batch(), {})
-    assert asked == [temperature, 1.0][:passes]
+    assert temperatures == [temperature, 1.0][:passes]
 
 
 def test_each_prompt_is_sent_with_its_answers_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,8 +204,8 @@ def test_each_prompt_is_sent_with_its_answers_parameters(monkeypatch: pytest.Mon
     own._submit_batch_to_rollout(tu.get_tensordict({"uid": ["b", "a"], "raw_prompt": prompts}))
     assert list(sent[0]["agent_name"]) == ["explorl_single_turn_agent"] * 2
     assert own._rows == {"b": [{"temperature": 1.5}] * 2, "a": [{"temperature": 0.6}] * 2}
-    found = own._temperatures(KEYS, lambda row, default: row.get("temperature", default))
-    torch.testing.assert_close(found, torch.tensor([1.5, 0.6, 0.6, 1.5, 1.0]))
+    temperatures = own._temperatures(KEYS, lambda row, default: row.get("temperature", default))
+    torch.testing.assert_close(temperatures, torch.tensor([1.5, 0.6, 0.6, 1.5, 1.0]))
     counted = {"uid": ["b", "a"], "raw_prompt": prompts, "__rollout_n__": torch.tensor([3, 1])}
     own._submit_batch_to_rollout(tu.get_tensordict(counted))
     assert {uid: len(rows) for uid, rows in own._rows.items()} == {"b": 3, "a": 1}
@@ -216,8 +218,8 @@ def test_passes_take_the_temperature_from_the_rows() -> None:
     calls: list[Any] = []
     group = SimpleNamespace(compute_log_prob=calls.append, world_size=3)
     own = ours._RowTemperature(group)
-    asked = batch()
-    asked.extra_info["temperature"] = 1.0
-    own.compute_log_prob(asked)
+    rows = batch()
+    rows.extra_info["temperature"] = 1.0
+    own.compute_log_prob(rows)
     assert "temperature" not in calls[0].extra_info
     assert own.world_size == 3

@@ -42,7 +42,7 @@ def strategies(out: Path) -> list[Any]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("verl")
-    rates = {problem: float(place % 2) for place, problem in enumerate(prompts())}
+    rates = {problem: float(index % 2) for index, problem in enumerate(prompts())}
     (out / "rates.json").write_text(json.dumps(rates))
     listed = strategies(out)
     (out / "strategies.json").write_text(json.dumps(listed))
@@ -51,8 +51,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"+explorl.strategies={hydra(listed)}",
         "+explorl.correct=acc",
     ]
-    told = call("run_verl.py", str(out), *overrides)
-    assert told.returncode == 0, told.stdout[-6000:] + told.stderr[-6000:]
+    completed = call("run_verl.py", str(out), *overrides)
+    assert completed.returncode == 0, completed.stdout[-6000:] + completed.stderr[-6000:]
     return out
 
 
@@ -109,24 +109,24 @@ def test_rows_stand_by_prompt(run: Path) -> None:
 
 def test_each_request_has_its_rows_parameters(run: Path) -> None:
     rates = json.loads((run / "rates.json").read_text())
-    asked = json.loads((run / "requests.json").read_text())
-    assert len(asked) == STEPS * PROMPTS * ANSWERS
-    assert all(request["extra_args"]["explorl_bottom_p"] == 0.9 for request in asked)
-    assert all(request["extra_args"]["explorl_bottom_p_frequency"] == 0.5 for request in asked)
+    requests = json.loads((run / "requests.json").read_text())
+    assert len(requests) == STEPS * PROMPTS * ANSWERS
+    assert all(request["extra_args"]["explorl_bottom_p"] == 0.9 for request in requests)
+    assert all(request["extra_args"]["explorl_bottom_p_frequency"] == 0.5 for request in requests)
     batches = [seen(run, step)["batch"] for step in range(1, STEPS + 1)]
     wanted = [1.2 - 0.4 * rates[prompt] for batch in batches for prompt in batch["prompts"]]
-    assert Counter(round(value, 4) for value in wanted) == Counter(round(one["temperature"], 4) for one in asked)
+    assert Counter(round(value, 4) for value in wanted) == Counter(round(sent["temperature"], 4) for sent in requests)
     assert len(set(wanted)) == 2
-    found = torch.cat([batch["temperature"] for batch in batches])
-    torch.testing.assert_close(found, torch.tensor(wanted))
+    temperatures = torch.cat([batch["temperature"] for batch in batches])
+    torch.testing.assert_close(temperatures, torch.tensor(wanted))
 
 
 def test_the_passes_are_at_each_rows_temperature_and_the_entropy_at_1(run: Path) -> None:
     """The first batch again, by the model's own forward."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    kept = seen(run, 1)
-    batch, columns = kept["batch"], kept["columns"]
+    record = seen(run, 1)
+    batch, columns = record["batch"], record["columns"]
     model = AutoModelForCausalLM.from_pretrained(run / "model", dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
     for row in (0, ANSWERS, 2 * ANSWERS + 1):
@@ -144,12 +144,12 @@ def test_the_passes_are_at_each_rows_temperature_and_the_entropy_at_1(run: Path)
 
 
 def test_advantages_are_those_of_exploration_trainer(run: Path) -> None:
-    told = call("same_batch.py", str(run), path=str(Path(sys.prefix) / "trl"))
-    assert told.returncode == 0, told.stdout[-3000:] + told.stderr[-3000:]
-    line = next(line for line in told.stdout.splitlines() if line.startswith("DIFFERENCES "))
-    found = json.loads(line.removeprefix("DIFFERENCES "))
-    assert len(found) == STEPS
-    for differences in found:
+    completed = call("same_batch.py", str(run), path=str(Path(sys.prefix) / "trl"))
+    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
+    line = next(line for line in completed.stdout.splitlines() if line.startswith("DIFFERENCES "))
+    steps = json.loads(line.removeprefix("DIFFERENCES "))
+    assert len(steps) == STEPS
+    for differences in steps:
         assert {"base", "advantages", "loss_mask", "weights", "kept/7/chosen"} <= set(differences)
         assert all(value <= 1e-6 for value in differences.values()), differences
 
@@ -163,6 +163,6 @@ def test_explorl_report_reads_the_run(run: Path) -> None:
 
 def test_the_table_calls_what_ran_here_running(run: Path) -> None:
     rows = {row.strategy: row for row in support()}
-    ran = {next(iter(one)) if isinstance(one, dict) else one for one in strategies(run)}
+    ran = {next(iter(spec)) if isinstance(spec, dict) else spec for spec in strategies(run)}
     assert len(ran) >= 5
     assert all(rows[name].runs for name in ran)

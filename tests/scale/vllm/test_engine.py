@@ -32,8 +32,8 @@ def everything(engine: VllmEngine, prompts: list[list[int]], params: SamplingPar
 
     requests = engine.requests(prompts, 1, params)
     options = engine.options(requests, params, build_chains(requests, params))
-    given = [VllmParams(**{**one, "logprobs": -1}) for one in options]
-    outputs = engine.sampler.llm.generate([{"prompt_token_ids": ids} for ids in prompts], given, use_tqdm=False)  # type: ignore[attr-defined]
+    vllm_params = [VllmParams(**{**option, "logprobs": -1}) for option in options]
+    outputs = engine.sampler.llm.generate([{"prompt_token_ids": ids} for ids in prompts], vllm_params, use_tqdm=False)  # type: ignore[attr-defined]
     return [output.outputs[0] for output in outputs]
 
 
@@ -57,10 +57,10 @@ def test_bottom_p_of_each_row_keeps_what_transformers_keeps(
         processor = BottomPLogitsProcessor(temperature=temperature, **kind)
         wanted = torch.log_softmax(processor(torch.zeros(len(tokens), 1).long(), logits), -1)
         for step, row in zip(output.logprobs, wanted, strict=True):
-            found = {token: one.logprob for token, one in step.items() if math.isfinite(one.logprob)}
-            assert sorted(found) == row.isfinite().nonzero()[:, 0].tolist()
-            cut += len(row) - len(found)
-            apart = max(apart, *(abs(found[token] - float(row[token])) for token in found))
+            logprobs = {token: entry.logprob for token, entry in step.items() if math.isfinite(entry.logprob)}
+            assert sorted(logprobs) == row.isfinite().nonzero()[:, 0].tolist()
+            cut += len(row) - len(logprobs)
+            apart = max(apart, *(abs(logprobs[token] - float(row[token])) for token in logprobs))
     assert cut > 30  # it did act
     assert apart < 1e-4
 
@@ -70,8 +70,8 @@ def test_each_row_has_its_own_temperature(engine: VllmEngine, policy: Any) -> No
     params = SamplingParams(temperature=warm, max_tokens=8, stop_token_ids=[], seed=2)
     for prompt, tau, output in zip(PROMPTS, warm, everything(engine, PROMPTS, params), strict=True):
         wanted = torch.log_softmax(logits_of(policy, prompt, list(output.token_ids)) / tau, -1)
-        found = [[step[token].logprob for token in range(wanted.shape[1])] for step in output.logprobs]
-        np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-5)  # logits have six digits
+        actual = [[step[token].logprob for token in range(wanted.shape[1])] for step in output.logprobs]
+        np.testing.assert_allclose(actual, wanted, atol=1e-4, rtol=1e-5)  # logits have six digits
 
 
 def test_temperatures_by_position(engine: VllmEngine, policy: Any) -> None:
@@ -81,14 +81,14 @@ def test_temperatures_by_position(engine: VllmEngine, policy: Any) -> None:
     )
     for prompt, curve, output in zip(PROMPTS, curves, everything(engine, PROMPTS, params), strict=True):
         tokens = list(output.token_ids)
-        for place, (row, step) in enumerate(zip(logits_of(policy, prompt, tokens), output.logprobs, strict=True)):
-            tau = curve[min(place, len(curve) - 1)]
+        for position, (row, step) in enumerate(zip(logits_of(policy, prompt, tokens), output.logprobs, strict=True)):
+            tau = curve[min(position, len(curve) - 1)]
             processor = BottomPLogitsProcessor(0.9, top_p=0.9, temperature=tau)
             wanted = torch.log_softmax(processor(torch.zeros(1, 1).long(), row[None]), -1)[0]
-            found = torch.tensor([step[token].logprob for token in range(len(row))])
-            assert torch.equal(found.isfinite(), wanted.isfinite())
-            kept = wanted.isfinite()
-            np.testing.assert_allclose(found[kept], wanted[kept], atol=1e-4)
+            actual = torch.tensor([step[token].logprob for token in range(len(row))])
+            assert torch.equal(actual.isfinite(), wanted.isfinite())
+            keep = wanted.isfinite()
+            np.testing.assert_allclose(actual[keep], wanted[keep], atol=1e-4)
 
 
 @pytest.mark.parametrize("per", ["token", "sequence"])
@@ -105,40 +105,40 @@ def test_records_are_those_of_our_engine(engine: VllmEngine, policy: Any, per: s
         stop_token_ids=[],
         seed=3,
     )
-    found = engine.generate(PROMPTS, 4, params)
+    rollouts = engine.generate(PROMPTS, 4, params)
     ours = Engine(policy.model, policy.tokenizer)
-    assert [len(one) for one in found] == [10] * 12
-    for rollout in found:
+    assert [len(own) for own in rollouts] == [10] * 12
+    for rollout in rollouts:
         prompt = PROMPTS[rollout.prompt_index]
-        one = {name: getattr(params, name)[rollout.prompt_index] for name in
+        own = {name: getattr(params, name)[rollout.prompt_index] for name in
                ("temperature", "top_p", "bottom_p", "bottom_p_frequency", "repetition_penalty")}  # fmt: skip
-        if per == "sequence" and one["bottom_p_frequency"] < 1:
+        if per == "sequence" and own["bottom_p_frequency"] < 1:
             continue  # the side of the coin is not our engine's
-        for place, token in enumerate(rollout.token_ids):
-            step = SamplingParams(**one, max_tokens=1, stop_token_ids=[], seed=0)
-            before = [*prompt, *rollout.token_ids[:place]]
-            drawn = _drawn_as(ours, before, token, step)
-            if drawn is None:
+        for position, token in enumerate(rollout.token_ids):
+            step = SamplingParams(**own, max_tokens=1, stop_token_ids=[], seed=0)
+            before = [*prompt, *rollout.token_ids[:position]]
+            sampled = _drawn_as(ours, before, token, step)
+            if sampled is None:
                 continue
-            assert float(rollout.logps[place]) == pytest.approx(float(drawn.logps[0]), abs=1e-4)
-            assert float(rollout.sampling_logps[place]) == pytest.approx(float(drawn.sampling_logps[0]), abs=1e-4)
-            assert float(rollout.entropy[place]) == pytest.approx(float(drawn.entropy[0]), abs=1e-4)
-            assert int(rollout.branching[place]) == int(drawn.branching[0])
+            assert float(rollout.logps[position]) == pytest.approx(float(sampled.logps[0]), abs=1e-4)
+            assert float(rollout.sampling_logps[position]) == pytest.approx(float(sampled.sampling_logps[0]), abs=1e-4)
+            assert float(rollout.entropy[position]) == pytest.approx(float(sampled.entropy[0]), abs=1e-4)
+            assert int(rollout.branching[position]) == int(sampled.branching[0])
 
 
 def _drawn_as(engine: Engine, prompt: list[int], token: int, params: SamplingParams) -> Any:
     """A draw of this token by our engine, among 64; None where there is none."""
-    return next((one for one in engine.generate([prompt], 64, params) if one.token_ids == [token]), None)
+    return next((rollout for rollout in engine.generate([prompt], 64, params) if rollout.token_ids == [token]), None)
 
 
 def test_tokens_come_as_often_as_they_should(engine: VllmEngine, policy: Any) -> None:
     """χ² of 4,096 first tokens, by the mixture that bottom-p by chance makes."""
     n, prompt = 4096, PROMPTS[0]
     kind = {"temperature": 1.2, "top_p": 0.9, "bottom_p": 0.6}
-    found = engine.generate(
+    rollouts = engine.generate(
         [prompt], n, SamplingParams(**kind, bottom_p_frequency=0.5, max_tokens=1, stop_token_ids=[], seed=4)
     )
-    counts = Counter(one.token_ids[0] for one in found)
+    counts = Counter(rollout.token_ids[0] for rollout in rollouts)
     logits = logits_of(policy, prompt, [0])
     with_it = torch.softmax(BottomPLogitsProcessor(**kind)(torch.zeros(1, 1).long(), logits), -1)
     without = torch.softmax(BottomPLogitsProcessor(**{**kind, "bottom_p": 1.0})(torch.zeros(1, 1).long(), logits), -1)
@@ -155,43 +155,43 @@ def test_tokens_come_as_often_as_they_should(engine: VllmEngine, policy: Any) ->
 
 def test_the_same_seed_gives_the_same_tokens_whatever_runs_beside_it(engine: VllmEngine) -> None:
     params = SamplingParams(temperature=1.3, bottom_p=0.8, bottom_p_frequency=0.5, max_tokens=8, seed=7)
-    first = [one.token_ids for one in engine.generate(PROMPTS, 2, params)]
+    first = [rollout.token_ids for rollout in engine.generate(PROMPTS, 2, params)]
     engine.generate(PROMPTS, 3, SamplingParams(max_tokens=3))
-    assert [one.token_ids for one in engine.generate(PROMPTS, 2, params)] == first
-    assert [one.token_ids for one in engine.generate(PROMPTS[:1], 2, params)] == first[:2]
-    other = [one.token_ids for one in engine.generate(PROMPTS, 2, SamplingParams(max_tokens=8, seed=8))]
+    assert [rollout.token_ids for rollout in engine.generate(PROMPTS, 2, params)] == first
+    assert [rollout.token_ids for rollout in engine.generate(PROMPTS[:1], 2, params)] == first[:2]
+    other = [rollout.token_ids for rollout in engine.generate(PROMPTS, 2, SamplingParams(max_tokens=8, seed=8))]
     assert other != first
 
 
 def test_greedy_takes_the_likeliest_whatever_the_cuts_say(engine: VllmEngine, policy: Any) -> None:
     params = SamplingParams(temperature=[0.0, 1.0, 0.0], bottom_p=0.5, max_tokens=6, seed=1)
     ours = Engine(policy.model, policy.tokenizer).generate(PROMPTS, 1, params)
-    found = engine.generate(PROMPTS, 1, params)
+    rollouts = engine.generate(PROMPTS, 1, params)
     for row in (0, 2):
-        assert found[row].token_ids == ours[row].token_ids
-        np.testing.assert_allclose(found[row].logps, ours[row].logps, atol=1e-4)
-        assert found[row].sampling_logps.tolist() == [0.0] * len(found[row])
+        assert rollouts[row].token_ids == ours[row].token_ids
+        np.testing.assert_allclose(rollouts[row].logps, ours[row].logps, atol=1e-4)
+        assert rollouts[row].sampling_logps.tolist() == [0.0] * len(rollouts[row])
 
 
 def test_stops_bias_and_allowed_tokens(engine: VllmEngine, policy: Any) -> None:
     digits = [policy.tokenizer.encode(str(digit), add_special_tokens=False)[0] for digit in range(10)]
     free = engine.generate(PROMPTS, 2, SamplingParams(allowed_tokens=digits, max_tokens=40, seed=5))
-    assert {token for one in free for token in one.token_ids} <= set(digits)
-    assert {one.finish_reason for one in free} == {"length"}
-    np.testing.assert_allclose([float(one.sampling_logps.exp().max()) <= 1 for one in free], [True] * len(free))
+    assert {token for rollout in free for token in rollout.token_ids} <= set(digits)
+    assert {rollout.finish_reason for rollout in free} == {"length"}
+    np.testing.assert_allclose([float(rollout.sampling_logps.exp().max()) <= 1 for rollout in free], [True] * len(free))
     stopped = engine.generate(PROMPTS, 2, SamplingParams(allowed_tokens=digits, stop=["7"], max_tokens=200, seed=5))
-    for one in stopped:
-        assert one.finish_reason == "stop"
-        assert one.stop == "7"
-        assert one.text.endswith("7")
-        assert one.text.count("7") == 1
+    for rollout in stopped:
+        assert rollout.finish_reason == "stop"
+        assert rollout.stop == "7"
+        assert rollout.text.endswith("7")
+        assert rollout.text.count("7") == 1
     biased = engine.generate(
         PROMPTS, 2, SamplingParams(logit_bias={digits[3]: 60.0}, stop_token_ids=[digits[3]], max_tokens=9, seed=5)
     )
-    assert [one.token_ids for one in biased] == [[digits[3]]] * 6
-    assert [one.finish_reason for one in biased] == ["stop"] * 6
-    for one in biased:
-        assert float(one.sampling_logps[0]) > -1e-3 > float(one.logps[0])
+    assert [rollout.token_ids for rollout in biased] == [[digits[3]]] * 6
+    assert [rollout.finish_reason for rollout in biased] == ["stop"] * 6
+    for rollout in biased:
+        assert float(rollout.sampling_logps[0]) > -1e-3 > float(rollout.logps[0])
 
 
 def test_what_vllm_cannot_do_is_refused_before_anything_runs(engine: VllmEngine) -> None:
@@ -231,7 +231,7 @@ def test_a_vllm_without_the_processor_is_noticed(engine: VllmEngine) -> None:
         context = None
 
         def sample(self, prompts: Any, options: Any) -> Any:
-            plain = [{name: value for name, value in one.items() if name != "extra_args"} for one in options]
+            plain = [{name: value for name, value in option.items() if name != "extra_args"} for option in options]
             return engine.sampler.sample(prompts, plain)
 
     with pytest.raises(VllmError, match="install explorl where vLLM runs"):
@@ -245,7 +245,11 @@ def test_both_interfaces_of_vllm_take_the_processor() -> None:
     from vllm.v1.worker.gpu.sample.logits_processor.loader import _load_v2_logitsprocs_plugins
 
     first, second = _load_logitsprocs_plugins(), _load_v2_logitsprocs_plugins()
-    assert [one.__name__ for one in first] == [one.__name__ for one in second] == ["ExplorlLogitsProcessor"]
+    assert (
+        [processor.__name__ for processor in first]
+        == [processor.__name__ for processor in second]
+        == ["ExplorlLogitsProcessor"]
+    )
     assert issubclass(first[0], First)
     assert issubclass(first[0], Second)
     assert not getattr(first[0], "__abstractmethods__", ())

@@ -30,13 +30,13 @@ def test_each_request_is_sampled_as_it_says(url: str, policy: Any) -> None:
         seed=3,
     )
     rollouts, logps = engine.generate_with_logps(PROMPTS, 2, params)
-    assert [len(one) for one in rollouts] == [4, 4, 9, 9, 12, 12]
+    assert [len(rollout) for rollout in rollouts] == [4, 4, 9, 9, 12, 12]
     for rollout, own in zip(rollouts, logps, strict=True):  # the server's log q is that of the model and our chain
         np.testing.assert_allclose(own, rollout.sampling_logps, atol=2e-4)
         assert float((rollout.sampling_logps - rollout.logps).max()) > 1e-3
     assert engine.sampler.context == 256
     again = engine.generate(PROMPTS, 2, params)
-    assert [one.token_ids for one in again] == [one.token_ids for one in rollouts]
+    assert [rollout.token_ids for rollout in again] == [rollout.token_ids for rollout in rollouts]
 
 
 def test_a_wrong_request_says_what_is_wrong(url: str) -> None:

@@ -72,19 +72,19 @@ def test_bottom_p_element_wise_temperature_and_egsw_train_with_a_server(
     posted: list[tuple[str, Any]] = []
     post = gloo_weights.Client._post
 
-    def kept(self: Any, address: str, **given: Any) -> Any:
-        posted.append((address.removeprefix(url), given.get("json")))
-        return post(self, address, **given)
+    def kept(self: Any, address: str, **request: Any) -> Any:
+        posted.append((address.removeprefix(url), request.get("json")))
+        return post(self, address, **request)
 
     monkeypatch.setattr(gloo_weights.Client, "_post", kept)
     strategies = row_setting()
     trainer = Seen(str(policy_folder), reward, over_the_wire(url, tmp_path), DATA, strategies=strategies)
     trainer.train()
-    asked = [given for route, given in posted if route == "/v1/completions" and given["max_tokens"] > 1]
-    assert len(asked) == 3 * 8
-    assert {given["vllm_xargs"]["explorl_bottom_p"] for given in asked} == {0.8}
-    assert {given["vllm_xargs"]["explorl_bottom_p_frequency"] for given in asked} == {0.5}
-    warm = [given["temperature"] for given in asked]
+    requests = [request for route, request in posted if route == "/v1/completions" and request["max_tokens"] > 1]
+    assert len(requests) == 3 * 8
+    assert {request["vllm_xargs"]["explorl_bottom_p"] for request in requests} == {0.8}
+    assert {request["vllm_xargs"]["explorl_bottom_p_frequency"] for request in requests} == {0.5}
+    warm = [request["temperature"] for request in requests]
     assert sorted(warm) == sorted(value for batch in trainer.seen for value in batch["temperature"])
     assert set(warm) == {0.7, 1.4}
     assert [route for route, _ in posted].count("/update_weights") == 3  # before each generation batch
@@ -128,10 +128,10 @@ def one_of_two(url: str, folder: str, out: Path, group_port: int) -> None:
         for batch in trainer.seen
         for rollout, warm, own in zip(batch["rollouts"], batch["temperature"], batch["logps"], strict=True)
     ]
-    weights = [float(one.detach().double().sum()) for one in trainer.model.parameters()]
-    drawn = [rollout.token_ids for batch in trainer.seen for rollout in batch["rollouts"]]
-    place = out / f"{trainer.accelerator.process_index}.json"
-    place.write_text(json.dumps({"rows": rows, "weights": weights, "drawn": drawn}))
+    weights = [float(parameter.detach().double().sum()) for parameter in trainer.model.parameters()]
+    sampled = [rollout.token_ids for batch in trainer.seen for rollout in batch["rollouts"]]
+    path = out / f"{trainer.accelerator.process_index}.json"
+    path.write_text(json.dumps({"rows": rows, "weights": weights, "drawn": sampled}))
     torch.distributed.destroy_process_group()
 
 
@@ -143,13 +143,13 @@ def test_two_processes_train_with_one_server(gloo: None, url: str, policy_folder
     root = Path(__file__).parents[3]
     ended = subprocess.run(command, env=own, cwd=root, capture_output=True, text=True, check=False, timeout=400)
     assert ended.returncode == 0, ended.stderr[-6000:]
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert found[0]["weights"] == pytest.approx(found[1]["weights"], abs=1e-6)
-    assert found[0]["drawn"] != found[1]["drawn"]
-    for one in found:
-        assert len(one["rows"]) == 3 * 4
-        assert max(row["apart"] for row in one["rows"]) < 1e-3
-    assert {row["temperature"] for one in found for row in one["rows"]} == {0.7, 1.4}
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert results[0]["weights"] == pytest.approx(results[1]["weights"], abs=1e-6)
+    assert results[0]["drawn"] != results[1]["drawn"]
+    for result in results:
+        assert len(result["rows"]) == 3 * 4
+        assert max(row["apart"] for row in result["rows"]) < 1e-3
+    assert {row["temperature"] for result in results for row in result["rows"]} == {0.7, 1.4}
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_the_column_vllm(llm: Any, policy_folder: Path, tmp_path: Path, monkeypa
     """One vLLM for all of them: TRL makes one for each trainer, and hands it the trainer's weights."""
     monkeypatch.setattr(vllm_generation, "LLM", lambda **_: llm)
     strategies = one_of_each(PROMPTS)
-    told = {one.name: REFUSALS["vllm"](one) for one in strategies}
-    done = {one.name: against(one, policy_folder, tmp_path) for one in strategies}
-    assert not unlike(told, done, WORDS)
+    expected = {strategy.name: REFUSALS["vllm"](strategy) for strategy in strategies}
+    done = {strategy.name: against(strategy, policy_folder, tmp_path) for strategy in strategies}
+    assert not unlike(expected, done, WORDS)
     assert any(done.values())

@@ -137,13 +137,13 @@ class RolloutSettings(Section):
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Drop tokens less likely than this share of the most likely token's probability; 0 keeps all."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
-    """Values above 1 make tokens of the prompt and the completion so far less likely; 1 changes nothing."""
+    """Values above 1 make tokens less likely that have occurred in the prompt or the completion; 1 changes nothing."""
     max_tokens: Count = 1024
     """Maximum length of a completion in tokens, also in evaluations during training."""
     stop: list[Annotated[str, Field(min_length=1)]] = []
     """One or more strings that end a completion, such as `</answer>`, for policies that do not end by themselves; the
-    string is kept. Evaluations during training use the same ones. Rewards are given the whole of the token that
-    completes the string, evaluations the text up to the end of the string."""
+    string is kept. Evaluations during training use the same ones. Reward functions see the whole token that completes
+    the string; evaluations see the text up to the end of the string."""
     engine: Literal["explorl", "generate", "vllm"] | None = None
     """The engine that samples the completions. null is Explorl's engine if it supports the model, and otherwise
     `model.generate`, with a warning that says why."""
@@ -220,10 +220,10 @@ class DynamicSamplingSettings(Section):
 
 
 class SkipSolvedSettings(Section):
-    """Ask prompts less often that are always solved."""
+    """Sample prompts less often that are always solved."""
 
     visits: Count = 2
-    """Consecutive visits with only correct answers after which a prompt is asked less often."""
+    """Consecutive visits with only correct answers after which a prompt is sampled less often."""
     floor: Fraction = 0.1
     """Probability of still sampling a solved prompt."""
     remembered: Count = 200_000
@@ -259,7 +259,7 @@ class TrainingSettings(Section):
     loss: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
     """TRL's loss types. r is the ratio of the new to the old probability, A the advantage.
 
-    grpo: the clipped objective, averaged over each sequence's tokens and then over sequences; favours short answers.
+    grpo: the clipped objective, averaged over each sequence's tokens, then over sequences; favours short completions.
     bnpo: the clipped objective, divided by the tokens of the micro-batch, whose size therefore matters.
     dr_grpo: the clipped objective, divided by the constant `rollout.max_tokens` (Dr. GRPO, arXiv:2503.20783).
     dapo: the clipped objective, divided by all tokens of the batch (arXiv:2503.14476), as in Mecklenburg's Eq. 1.
@@ -284,7 +284,7 @@ class TrainingSettings(Section):
     dynamic_sampling: DynamicSamplingSettings | None = None
     """Replace groups without a learning signal, whose rewards are all equal; true uses the defaults."""
     skip_solved: SkipSolvedSettings | None = None
-    """Ask prompts less often that are always solved; true uses the defaults."""
+    """Sample prompts less often that are always solved; true uses the defaults."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, more time."""
     checkpoint_every: Count = 25

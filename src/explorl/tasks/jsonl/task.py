@@ -130,7 +130,7 @@ class Jsonl(Task):
     def prompt(self, problem: Problem, template: str | None = None) -> Prompt:
         """Return the prompt in a template: ``plain`` is the row's prompt; the others add how to state the answer.
 
-        ``instructed`` keeps text text and messages messages; ``chat`` gives messages, ``text`` gives text.
+        ``instructed`` keeps the form of the row's prompt, text or messages; ``chat`` gives messages, ``text`` text.
         """
         template = template or self.templates[0]
         if template not in self.templates:
