@@ -69,7 +69,7 @@ def test_as_printed(chat_policy: Path, tmp_path: Path, capsys: pytest.CaptureFix
     for line, scored in zip(printed, scores.history.values(), strict=True):
         numbers = r"[\d.]+% \[[\d.]+%, [\d.]+%\]"
         assert re.fullmatch(" ".join(f"pass@{k} {numbers}" for k in (1, 2, 4, 8)), line[1])
-        assert (len(found.problem_ids), found.samples) == (20, 8)
+        assert (len(scored.problem_ids), scored.samples) == (20, 8)
     assert trainer.sampler.engine is not None
     args = trainer.args
     assert (args.bf16, args.gradient_checkpointing, args.per_device_train_batch_size) == (

@@ -58,7 +58,7 @@ def seen(rewards: list[float], tensors: dict[str, torch.Tensor] | None = None, *
         "step": 5,
         "prompts": ["a", "a", "b", "b"],
     }
-    return batch_of_columns(given, **{**fields, **more})
+    return batch_of_columns(tensors, **{**fields, **more})
 
 
 def test_rows_stand_by_prompt_in_the_order_asked_and_empty_rows_are_left_out() -> None:

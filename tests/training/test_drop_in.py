@@ -65,7 +65,7 @@ def first_prompts(trainer: Any) -> list[list[int]]:
     prompts: list[list[int]] = []
 
     def sample(sampled: Any, prompt_ids: list[list[int]], rows: Any = None) -> None:
-        seen.extend(prompt_ids)
+        prompts.extend(prompt_ids)
         raise Stop
 
     trainer.sampler.sample = sample
@@ -175,8 +175,8 @@ def test_a_length_in_generation_kwargs_alone(make_trainer: Callable[..., Any]) -
 def test_generation_kwargs_that_the_engine_lacks_are_left_to_generate(
     make_trainer: Callable[..., Any], options: dict[str, Any]
 ) -> None:
-    with pytest.warns(UserWarning, match=f"sampling by model.generate.*no {next(iter(given))}"):
-        trainer = make_trainer(ExplorationTrainer, generation_kwargs=given)
+    with pytest.warns(UserWarning, match=f"sampling by model.generate.*no {next(iter(options))}"):
+        trainer = make_trainer(ExplorationTrainer, generation_kwargs=options)
     assert trainer.sampler.engine is None
     with pytest.raises(ValueError, match=r"bottom_p sets how each row is sampled.*; remove it"):
         make_trainer(ExplorationTrainer, generation_kwargs=options, options={"strategies": ["bottom_p"]})

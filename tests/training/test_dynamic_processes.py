@@ -111,7 +111,7 @@ def train(policy: Path, name: str, processes: int) -> dict[str, Any]:
         {key: value for key, value in entry.items() if "time" not in key and "per_second" not in key}
         for entry in trainer.state.log_history[:-1]
     ]
-    gradients = [step.tolist() for step in kept.steps]
+    gradients = [step.tolist() for step in recorder.steps]
     return {"batches": batches, "logs": logs, "gradients": gradients, "streaks": trainer.prompts.streaks._streaks}
 
 

@@ -199,7 +199,7 @@ def test_a_strategy_must_say_that_it_acts_on_parts(
             activity=SimpleNamespace(shaped=lambda metrics: None),
         )
         grpo.ExplorationTrainer.shape_batch(trainer, {}, SampledRows(), None, torch.zeros(1))  # type: ignore[arg-type]
-    assert asked == [True, not expected]
+    assert calls == [True, not expected]
 
 
 def test_the_example_of_the_documentation_acts_on_parts() -> None:

@@ -65,11 +65,11 @@ def test_the_engine_samples_from_a_shadow_of_what_the_optimizer_moves(
     trainer = make_trainer(ExplorationTrainer, **DEFAULTS, max_steps=3, learning_rate=1e-2)
     engine = trainer.sampler.engine
     assert engine is not None
-    seen: list[torch.Tensor] = []
+    weights_used: list[torch.Tensor] = []
     sample = trainer.sampler.sample
 
     def watched(*arguments: Any) -> Any:
-        found = sample(*arguments)
+        sampled = sample(*arguments)
         name, weight = "model.layers.0.mlp.up_proj.weight", trainer.model.model.layers[0].mlp.up_proj.weight
         with engine.weights():
             shadow = dict(trainer.model.named_parameters())[name]

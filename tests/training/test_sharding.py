@@ -72,7 +72,7 @@ def test_a_split_model_is_left_to_trl(make_trainer: Callable[..., Any], monkeypa
         monkeypatch.setattr(f"explorl.training.grpo.{module}.spread_devices", lambda model: ["cuda:0", "cuda:1"])
     with pytest.warns(UserWarning, match=r"spread over cuda:0, cuda:1 \(device_map\)") as caught:
         trainer = make_trainer(ExplorationTrainer)
-    assert len([one for one in said if "device_map" in str(one.message)]) == 1
+    assert len([one for one in caught if "device_map" in str(one.message)]) == 1
     assert trainer.sampler.engine is None
     assert trainer.logprobs.packed is False
     with pytest.raises(ValueError, match="cannot sample here: its weights are spread over"):

@@ -137,8 +137,8 @@ def test_what_a_string_has_ended_is_learnt_from(engine: str, make: Make) -> None
 def test_answers_that_were_exchanged_for_others_keep_their_ends(make: Make) -> None:
     trainer, rewards, watching = make({"stop": STOPS}, {"dynamic_sampling": True}, max_steps=3)
     rewards.of = lambda text: float("Q" in text)  # which many a group has nowhere
-    kept: list[list[int]] = []
-    trainer.listen(lambda step, columns: kept.extend(trainer.sampled.rewarded["completion_ids"]))
+    recorded: list[list[int]] = []
+    trainer.listen(lambda step, columns: recorded.extend(trainer.sampled.rewarded["completion_ids"]))
     trainer.train()
     truncated = [value for batch in watching.seen for value in batch.truncated.tolist()]
     texts = trainer.tokenizer.batch_decode(recorded, skip_special_tokens=True)
@@ -264,8 +264,8 @@ def test_rewards_see_the_whole_last_token_with_calls_and_without(tmp_path: Path)
         processing_class=policy.tokenizer,
         interpreter="calculator",
     )
-    said: list[Any] = []
-    trainer.listen(lambda step, columns: said.extend(trainer.sampled.transcripts))
+    rollouts: list[Any] = []
+    trainer.listen(lambda step, columns: rollouts.extend(trainer.sampled.transcripts))
     trainer.train()
     ends = {
         (bool(rollout.calls), text[-9:])

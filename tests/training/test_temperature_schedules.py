@@ -47,7 +47,7 @@ def by_hand(trainer: Any, batch: dict[str, Any], temperatures: torch.Tensor) -> 
 def test_the_first_pass_sees_what_was_recorded(make_trainer: Callable[..., Any], packed: bool | None) -> None:
     options = {"strategies": [CURVE, Looks()], "packed": packed}
     trainer = make_trainer(ExplorationTrainer, options=options, pad_to_multiple_of=8, temperature=0.9)
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    passes: list[tuple[torch.Tensor, torch.Tensor]] = []
     ours = trainer.logprobs.of
 
     def looked(batch: Any, **kwargs: Any) -> Any:

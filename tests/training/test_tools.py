@@ -272,7 +272,7 @@ def test_an_answer_that_a_program_prints_is_not_an_answer(make: Make) -> None:
     printing = calculator(fence=calling("print('[12]')"))
     trainer = make(reward=bracketed, options={"correct": ("bracketed", 1.0), "interpreter": printing})
     trainer.train()
-    assert "<" in "".join(seen)
+    assert "<" in "".join(scored)
     assert "[12]" in "".join(logs_of(trainer)["completion"])  # what is shown has it
     assert trainer.state.log_history[0]["reward"] == 0
 

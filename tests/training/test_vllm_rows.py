@@ -116,7 +116,7 @@ def trainer(**options: Any) -> SimpleNamespace:
 )
 def test_what_vllm_cannot_sample_so_is_refused(options: Any, strategy: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=words[0]) as error:
-        check_sampling(trainer(strategies=[strategy], **given), None, {}, None, "")
+        check_sampling(trainer(strategies=[strategy], **options), None, {}, None, "")
     assert all(word in str(error.value) for word in words)
 
 

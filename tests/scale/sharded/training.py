@@ -216,7 +216,7 @@ def train(policy: Path, folder: Path, backend: str, name: str) -> Outcome:
         drift=drift,
         sampled_by_engine=trainer.sampler.engine is not None,
         packed=trainer.logprobs.packed is not False,
-        said=[str(one.message) for one in said if issubclass(one.category, UserWarning)],
+        said=[str(one.message) for one in caught if issubclass(one.category, UserWarning)],
     )
 
 

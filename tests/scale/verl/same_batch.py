@@ -40,8 +40,8 @@ def trainer_for(out: Path, strategies: list[Any], rows: int) -> ExplorationTrain
 
 def differences(trainer: ExplorationTrainer, record: dict[str, Any]) -> dict[str, float]:
     """Of TRL's advantages, and of everything that the strategies say, between the two trainers."""
-    seen, said, columns = kept["batch"], kept["shaped"], kept["columns"]
-    rewards = seen["rewards"]
+    batch, shaped, columns = record["batch"], record["shaped"], record["columns"]
+    rewards = batch["rewards"]
     base = group_advantages(rewards, trainer.num_generations, trainer.scale_rewards)
     lengths = columns["lengths"]
     output = {
@@ -51,10 +51,10 @@ def differences(trainer: ExplorationTrainer, record: dict[str, Any]) -> dict[str
         "old_per_token_logps": batch["old_logps"],
         "ref_per_token_logps": batch["ref_logps"],
     }
-    sampled = SampledRows(list(seen["prompts"]), sampling_temperature=seen["temperature"])
-    sampled.reward_parts, sampled.stopped = seen["correctness"].unsqueeze(1), [False] * len(sampled.prompts)
-    trainer.state.global_step = seen["step"]
-    recorded = TokenStats(seen["logps"], seen["entropy"], None, seen["sampling_logps"])
+    sampled = SampledRows(list(batch["prompts"]), sampling_temperature=batch["temperature"])
+    sampled.reward_parts, sampled.stopped = batch["correctness"].unsqueeze(1), [False] * len(sampled.prompts)
+    trainer.state.global_step = batch["step"]
+    recorded = TokenStats(batch["logps"], batch["entropy"], None, batch["sampling_logps"])
     trainer.shape_batch(output, sampled, recorded, rewards)
     pairs = {
         "base": (base.unsqueeze(1) * batch["mask"], batch["advantages"]),
