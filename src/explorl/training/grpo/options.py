@@ -98,151 +98,34 @@ IRRELEVANT: Mapping[str, str] = {
     "local_rank": "set by the launcher",
 }
 
-HONOURED: frozenset[str] = frozenset(
-    [
-        "model_init_kwargs",
-        "trust_remote_code",
-        "disable_dropout",
-        "cast_lm_head_to_fp32",
-        "num_generations",
-        "num_generations_eval",
-        "max_completion_length",
-        "shuffle_dataset",
-        "pad_to_multiple_of",
-        "generation_batch_size",
-        "steps_per_generation",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "chat_template_kwargs",
-        "repetition_penalty",
-        "beta",
-        "num_iterations",
-        "epsilon",
-        "delta",
-        "epsilon_high",
-        "sapo_temperature_neg",
-        "sapo_temperature_pos",
-        "vespo_k_pos",
-        "vespo_lambda_pos",
-        "vespo_k_neg",
-        "vespo_lambda_neg",
-        "importance_sampling_level",
-        "reward_weights",
-        "multi_objective_aggregation",
-        "scale_rewards",
-        "loss_type",
-        "mask_truncated_completions",
-        "sync_ref_model",
-        "ref_model_mixup_alpha",
-        "ref_model_sync_steps",
-        "top_entropy_quantile",
-        "entropy_coef",
-        "use_adaptive_entropy",
-        "entropy_coef_min",
-        "entropy_coef_max",
-        "entropy_coef_delta",
-        "entropy_target",
-        "max_tool_calling_iterations",
-        "off_policy_mask_threshold",
-        "use_bias_correction_kl",
-        "log_completions",
-        "log_multimodal",
-        "num_completions_to_print",
-        "log_unique_prompts",
-        "log_completions_hub_repo",
-        "accelerator_config",
-        "activation_checkpointing",  # transformers 5.23's name for gradient_checkpointing
-        "activation_checkpointing_kwargs",
-        "adam_beta1",
-        "adam_beta2",
-        "adam_epsilon",
-        "bf16",
-        "bf16_full_eval",
-        "data_seed",
-        "dataloader_drop_last",
-        "dataloader_in_order",
-        "dataloader_multiprocessing_context",
-        "dataloader_num_workers",
-        "dataloader_persistent_workers",
-        "dataloader_pin_memory",
-        "dataloader_prefetch_factor",
-        "ddp_backend",
-        "ddp_broadcast_buffers",
-        "ddp_bucket_cap_mb",
-        "ddp_find_unused_parameters",
-        "ddp_static_graph",
-        "ddp_timeout",
-        "debug",
-        "disable_tqdm",
-        "enable_jit_checkpoint",
-        "eval_accumulation_steps",
-        "eval_delay",
-        "eval_on_start",
-        "eval_steps",
-        "eval_strategy",
-        "fp16",
-        "fp16_full_eval",
-        "full_determinism",
-        "gradient_accumulation_steps",
-        "gradient_checkpointing",
-        "gradient_checkpointing_kwargs",
-        "greater_is_better",
-        "hub_always_push",
-        "hub_model_id",
-        "hub_private_repo",
-        "hub_revision",
-        "hub_strategy",
-        "hub_token",
-        "ignore_data_skip",
-        "include_num_input_tokens_seen",
-        "learning_rate",
-        "load_best_model_at_end",
-        "log_level",
-        "log_level_replica",
-        "log_on_each_node",
-        "logging_first_step",
-        "logging_nan_inf_filter",
-        "logging_steps",
-        "logging_strategy",
-        "lr_scheduler_kwargs",
-        "lr_scheduler_type",
-        "max_grad_norm",
-        "max_steps",
-        "metric_for_best_model",
-        "num_train_epochs",
-        "optim",
-        "optim_args",
-        "optim_target_modules",
-        "output_dir",
-        "per_device_eval_batch_size",
-        "per_device_train_batch_size",
-        "project",
-        "push_to_hub",
-        "remove_unused_columns",
-        "report_to",
-        "restore_callback_states_from_checkpoint",
-        "resume_from_checkpoint",
-        "run_name",
-        "save_on_each_node",
-        "save_only_model",
-        "save_steps",
-        "save_strategy",
-        "save_total_limit",
-        "seed",
-        "skip_memory_metrics",
-        "tf32",
-        "torch_empty_cache_steps",
-        "trackio_bucket_id",
-        "trackio_space_id",
-        "trackio_static_space_id",
-        "use_cpu",
-        "warmup_steps",
-        "weight_decay",
-    ]
-)
-
+_HONOURED = """
+    accelerator_config activation_checkpointing activation_checkpointing_kwargs adam_beta1 adam_beta2
+    adam_epsilon beta bf16 bf16_full_eval cast_lm_head_to_fp32 chat_template_kwargs data_seed
+    dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers
+    dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend
+    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout debug delta
+    disable_dropout disable_tqdm enable_jit_checkpoint entropy_coef entropy_coef_delta entropy_coef_max
+    entropy_coef_min entropy_target epsilon epsilon_high eval_accumulation_steps eval_delay eval_on_start
+    eval_steps eval_strategy fp16 fp16_full_eval full_determinism generation_batch_size
+    gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs greater_is_better
+    hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_data_skip
+    importance_sampling_level include_num_input_tokens_seen learning_rate load_best_model_at_end log_completions
+    log_completions_hub_repo log_level log_level_replica log_multimodal log_on_each_node log_unique_prompts
+    logging_first_step logging_nan_inf_filter logging_steps logging_strategy loss_type lr_scheduler_kwargs
+    lr_scheduler_type mask_truncated_completions max_completion_length max_grad_norm max_steps
+    max_tool_calling_iterations metric_for_best_model min_p model_init_kwargs multi_objective_aggregation
+    num_completions_to_print num_generations num_generations_eval num_iterations num_train_epochs
+    off_policy_mask_threshold optim optim_args optim_target_modules output_dir pad_to_multiple_of
+    per_device_eval_batch_size per_device_train_batch_size project push_to_hub ref_model_mixup_alpha
+    ref_model_sync_steps remove_unused_columns repetition_penalty report_to
+    restore_callback_states_from_checkpoint resume_from_checkpoint reward_weights run_name sapo_temperature_neg
+    sapo_temperature_pos save_on_each_node save_only_model save_steps save_strategy save_total_limit
+    scale_rewards seed shuffle_dataset skip_memory_metrics steps_per_generation sync_ref_model temperature tf32
+    top_entropy_quantile top_k top_p torch_empty_cache_steps trackio_bucket_id trackio_space_id
+    trackio_static_space_id trust_remote_code use_adaptive_entropy use_bias_correction_kl use_cpu vespo_k_neg
+    vespo_k_pos vespo_lambda_neg vespo_lambda_pos warmup_steps weight_decay
+"""
+HONOURED: frozenset[str] = frozenset(_HONOURED.split())
 
 REFUSED: Mapping[str, str] = {
     "a class that also derives from another trainer": (
