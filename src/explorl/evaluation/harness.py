@@ -23,15 +23,17 @@ import numpy as np
 from explorl.core.errors import ConfigError
 from explorl.core.store import file_name, write_json
 from explorl.core.text import clean
-from explorl.evaluation.evaluation import Evaluation, fitting_template
+from explorl.evaluation.completions import TOKEN_COLUMNS
+from explorl.evaluation.evaluation import Evaluation
 from explorl.evaluation.job import Chunk, Job
-from explorl.evaluation.prompts import check_prompts
+from explorl.evaluation.prompts import check_prompts, fitting_template
 from explorl.evaluation.protocols import Protocol, task_label
-from explorl.evaluation.results_folder import TOKEN_COLUMNS, EvaluationFolder, evaluation_of
+from explorl.evaluation.results_folder import EvaluationFolder, evaluation_of
+from explorl.evaluation.sample import AnyEngine, open_engine
 from explorl.evaluation.scores import as_json, scores, table, unsolved
 from explorl.models import ModelError, Policy, load_policy, resolve_model
-from explorl.rollout import Engine, UnsupportedModel
-from explorl.rollout.backends.vllm import VllmEngine, need_vllm
+from explorl.rollout import UnsupportedModel
+from explorl.rollout.backends.vllm import need_vllm
 from explorl.rollout.tool_use import ToolUse
 from explorl.rollout.tools import ToolSpec
 from explorl.sandbox.interpreter_pool import InterpreterPool
@@ -151,8 +153,9 @@ def run_evaluation(
                 try:
                     problems = problems_of(task, split, limit)
                     fitting = fitting_template(task, policy.tokenizer, template)
-                    check_prompts([task.prompt(p, fitting) for p in problems], policy, task, fitting, "--template")
-                    job = Job(policy, sampler, task, problems, how, fitting, seed, tool, pool)
+                    prompts = [task.prompt(problem, fitting) for problem in problems]
+                    check_prompts(prompts, policy, task, fitting, "--template")
+                    job = Job(policy, sampler, task, problems, prompts, how, seed, tool, pool)
                     # keep the colon of names like gym:chain_sum
                     task_name = ":".join(map(file_name, task_label(task).split(":")))
                     folder = f"{file_name(_tool_label(label, tool))}-{task_name}-{file_name(name)}"
@@ -211,25 +214,23 @@ def _open(
     dtype: Literal["float32", "bfloat16", "float16"],
     kind: Literal["explorl", "vllm"],
     trust_remote_code: bool,
-) -> tuple[Policy, Engine | VllmEngine]:
+) -> tuple[Policy, AnyEngine]:
     """Return the policy, and an engine that can sample it."""
     if isinstance(model, str):
         policy = load_policy(model, dtype=dtype, device=_device(), trust_remote_code=trust_remote_code)
     else:
         policy = model
     if kind == "vllm":
-        options: dict[str, Any] = {} if batch_size is None else {"max_num_seqs": batch_size}
-        options["trust_remote_code"] = trust_remote_code
-        return policy, VllmEngine.colocated(policy.model, policy.tokenizer, source=_source(model), **options)
-    engine = Engine(policy.model, policy.tokenizer, batch_size=batch_size)
+        options = {"source": _source(model), "trust_remote_code": trust_remote_code}
+        return policy, open_engine(policy, kind, batch_size=batch_size, **options)
     try:
-        engine.check(int(np.max(how.sampling.max_tokens)))
+        longest = int(np.max(how.sampling.max_tokens))
+        return policy, open_engine(policy, kind, longest=longest, batch_size=batch_size)
     except UnsupportedModel as error:
         raise ModelError(
             f"{label} cannot be sampled by Explorl's engine ({error.reason}); in Python, "
-            "explorl.evaluation.evaluation(..., engine='generate') samples it with model.generate"
+            "explorl.evaluation.evaluate(..., engine='generate') samples it with model.generate"
         ) from error
-    return policy, engine
 
 
 def _source(model: str | Policy) -> str | None:
@@ -269,8 +270,8 @@ def _fill(
 ) -> Evaluated:
     """Sample what is missing of these chunks, and score the evaluation once nothing is missing."""
     identity = store.identity()
-    ids = [problem.id for problem in job.problems]
-    stored = store.have(ids, job.samples, job.digests)
+    ids = [each.problem.id for each in job.problems]
+    stored = store.have(ids, job.samples, [each.digest for each in job.problems])
     share = np.zeros_like(stored)
     for chunk in chunks:
         share[chunk.problems, chunk.samples] = True
