@@ -17,7 +17,7 @@ from explorl.cli.compare import compare, compare_command
 from explorl.cli.run_evaluations import evaluate_command
 from explorl.core.text import clean
 from explorl.evaluation import protocol
-from explorl.evaluation.completions import COLUMNS
+from explorl.evaluation.completions import COLUMNS, DIGEST
 from explorl.evaluation.harness import run_evaluation
 from explorl.evaluation.llm_judge import parse_opinion
 from explorl.evaluation.results_folder import EvaluationFolder, load_evaluation
@@ -49,6 +49,7 @@ def rows(texts: list[str], right: int) -> dict[str, list[Any]]:
     values |= dict.fromkeys(("problem", "prompt", "completion", "answer", "error", "finish_reason"), doubled)
     values |= {name: [1.0] * count for name in ("entropy", "branching", "redundancy")}
     values |= {name: [row % 2 == 0 and row // 2 < right for row in range(count)] for name in ("correct", "well_formed")}
+    values[DIGEST] = [None] * count
     return values | {"problem_index": [row // 2 for row in range(count)], "sample": [0, 1] * len(texts)}
 
 

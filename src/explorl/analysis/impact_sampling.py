@@ -9,8 +9,8 @@ from typing import Any
 from explorl.analysis.impact import Continuation, Side, TokenImpact, benjamini_hochberg, fisher, newcombe
 from explorl.core.text import clean
 from explorl.evaluation.sample import (
+    AnyEngine,
     PromptedProblem,
-    SamplingEngine,
     VerifiedSample,
     sample_and_verify,
     verify_texts,
@@ -111,7 +111,7 @@ def within_budget(
 
 
 def sample_impacts(
-    engine: SamplingEngine,
+    engine: AnyEngine,
     task: Task,
     probes: Sequence[TokenProbe],
     *,

@@ -122,19 +122,19 @@ class Evaluation:
             "truncated": float(np.mean([reason == "length" for reason in self.rows["finish_reason"]])),
             "mean_tokens": float(np.mean(self.rows["tokens"])),
             **({"tool": self.tool, "calls": float(np.mean(self.rows["calls"]))} if self.tool else {}),
-            "entropy": self._token_mean("entropy"),
-            "branching": self._token_mean("branching"),
+            "entropy": token_mean(self.rows["entropy"], self.rows["tokens"]),
+            "branching": token_mean(self.rows["branching"], self.rows["tokens"]),
         }
-
-    def _token_mean(self, measure: str) -> float | None:
-        """Return the mean over all sampled tokens, or None if it was not recorded."""
-        values, tokens = self.rows[measure], self.rows["tokens"]
-        return None if None in values else float(np.average(values, weights=tokens))
 
     def save(self, folder: Path, name: str) -> None:
         """Write `name`.json (the summary) and `name`.parquet (every completion)."""
         write_completions(folder / f"{name}.parquet", self.rows)
         write_json(folder / f"{name}.json", self.summary())
+
+
+def token_mean(means: Sequence[float | None], tokens: Sequence[int]) -> float | None:
+    """Return the mean over all sampled tokens of means per completion, or None if one was not recorded."""
+    return None if None in means or not sum(tokens) else float(np.average(np.array(means, float), weights=tokens))
 
 
 def evaluate(

@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,6 @@ from explorl.rollout import UnsupportedModel
 from explorl.rollout.backends.vllm import need_vllm
 from explorl.rollout.tool_use import ToolUse
 from explorl.rollout.tools import ToolSpec
-from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.stats import Interval
 from explorl.tasks import Task, get_task, takes_option, task_type
 from explorl.tasks.base import problems_of
@@ -136,7 +135,7 @@ def run_evaluation(
             raise ValueError(f"engine is 'vllm', which cannot call tool {tool_use.tool.name!r}; use 'explorl'")
     variants = [None] if tool_use is None else [None, tool_use]
     results = []
-    with _pool(tool_use) as pool:
+    with nullcontext() if tool_use is None else tool_use.pool() as pool:
         for label, model in labelled.items():
             report_failure = partial(_report_failure, on_failure)
             policy = sampler = None
@@ -185,10 +184,6 @@ def run_evaluation(
             sampler.release()
             del policy, sampler  # the next model needs the memory
     return results
-
-
-def _pool(tool_use: ToolUse | None) -> AbstractContextManager[InterpreterPool | None]:
-    return nullcontext() if tool_use is None else tool_use.pool()
 
 
 def _tool_label(label: str, tool: ToolUse | None) -> str:

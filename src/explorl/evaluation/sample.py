@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -87,22 +87,6 @@ class VerifiedSample:
 EngineName = Literal["explorl", "generate", "vllm"]
 
 
-class SamplingEngine(Protocol):
-    """What `sample_and_verify` needs of an engine."""
-
-    tokenizer: Any
-
-    def generate(
-        self,
-        prompts: Sequence[Any],
-        n: int = 1,
-        params: SamplingParams | None = None,
-        on_finish: Callable[[Any], object] | None = None,
-    ) -> Any:
-        """Sample ``n`` completions of each prompt, and call ``on_finish`` with each."""
-        ...
-
-
 class ReferenceEngine:
     """Samples by `model.generate`, which records no token statistics."""
 
@@ -167,7 +151,7 @@ def open_engine(
 
 # ---------------------------------------------------------------------------- sampling and verifying
 def sample_and_verify(
-    engine: SamplingEngine,
+    engine: AnyEngine,
     task: Task,
     problems: Sequence[PromptedProblem],
     samples: int,

@@ -21,6 +21,7 @@ from explorl.core.config import Config, ConfigError, check_precision, rft_config
 from explorl.core.store import RunStore, digest_of, read_json, write_json
 from explorl.core.terminal import ProgressLines, literal
 from explorl.evaluation.completions import Columns
+from explorl.evaluation.evaluation import token_mean
 from explorl.evaluation.prompts import check_prompts
 from explorl.evaluation.sample import data_digest, prompted_problems
 from explorl.models import Policy
@@ -37,7 +38,7 @@ from explorl.training.rft.registry import build_filters, build_selector, name_of
 from explorl.training.rft.samples import CUT, to_columns
 from explorl.training.rft.sampling import PoolSampler, check_room
 from explorl.training.rft.selectors import NEED_RECORDS, Selection, select
-from explorl.training.rft.summary import empty_selection_text, scores_text, selection_facts, selection_text, token_mean
+from explorl.training.rft.summary import empty_selection_text, scores_text, selection_facts, selection_text
 from explorl.training.run_setup import check_holdout, configured_policy, evaluate_holdout, task_options
 
 PART_SIZE = 2048
@@ -313,10 +314,10 @@ class _Loop:
             "loss": losses[-1] if losses else None,
             "reward": correct,
             "rewards/correctness/mean": correct,
-            "entropy": token_mean(pool, "entropy"),
-            "branching": token_mean(pool, "branching"),
-            "completions/mean_length": float(np.mean([sample.tokens for sample in pool])),
-            "num_tokens": before + sum(sample.tokens for sample in pool) + round(sum(columns["prompt_tokens"])),
+            "entropy": token_mean(columns["entropy"], columns["tokens"]),
+            "branching": token_mean(columns["branching"], columns["tokens"]),
+            "completions/mean_length": float(np.mean(columns["tokens"])),
+            "num_tokens": before + sum(columns["tokens"]) + round(sum(columns["prompt_tokens"])),
             "step_time": seconds,
             **{f"rft/{key}": facts[key] for key in ("sampled", "correct", "filtered", "selected", "noise", "prompts")},
         }
