@@ -72,8 +72,7 @@ def test_a_pool_of_rft_draws_what_it_always_drew(tiny: Policy) -> None:
     problems = TASK.problems("train", limit=4)
     prompts = [TASK.prompt(problem, config.task.template) for problem in problems]
     sampler = PoolSampler(config, tiny, TASK, "<answer>")
-    asked = prompted_problems(tiny.tokenizer, problems, prompts)
-    pool = from_columns(sampler.sample(asked, derived_seed(config.seed, 1, "sample", 0)))
+    pool = from_columns(sampler.sample(problems, prompts, derived_seed(config.seed, 1, "sample", 0)))
     texts, verdicts = [sample.text for sample in pool], [sample.correct for sample in pool]
     assert digest(texts, verdicts, [sample.cut and sample.cut.text for sample in pool]) == "82bade47ca134124"
 
@@ -141,8 +140,8 @@ def test_all_files_of_completions_have_the_same_columns(tiny: Policy, tmp_path: 
     (found,) = run_evaluation([tiny], ["countdown-mini"], how, tmp_path, limit=2, token_records=False)
     iteration = IterationFolder(RunStore(tmp_path / "run"), 1)
     sampler = PoolSampler(load_config(preset="tiny-rft"), tiny, TASK, "<answer>")
-    asked = prompted_problems(tiny.tokenizer, PROBLEMS[:2], [TASK.prompt(problem) for problem in PROBLEMS[:2]])
-    iteration.write_part(0, sampler.sample(asked, 0), 1.0, 8)
+    prompts = [TASK.prompt(problem) for problem in PROBLEMS[:2]]
+    iteration.write_part(0, sampler.sample(PROBLEMS[:2], prompts, 0), 1.0)
     iteration.join_parts(1)
     (part,) = EvaluationFolder(found.folder).parts()
     step, folder, pool = (pq.read_schema(path) for path in (tmp_path / "step.parquet", part, iteration.pool_path))

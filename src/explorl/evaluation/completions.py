@@ -99,7 +99,7 @@ def write_completions(path: Path, columns: Mapping[str, Sequence[Any]], *, verba
     """
     import pyarrow as pa
 
-    types = {name: getattr(pa, kind)() for name, kind in (COLUMNS | TOOL_COLUMNS).items()}
+    types = {name: getattr(pa, kind)() for name, kind in {**COLUMNS, **TOOL_COLUMNS}.items()}
     types |= {name: pa.list_(getattr(pa, kind)()) for name, kind in TOKEN_COLUMNS.items()}
     names = [*(name for name in types if name in columns), *(name for name in columns if name not in types)]
     to_column = pa.array if verbatim else to_array

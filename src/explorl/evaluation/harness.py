@@ -216,8 +216,10 @@ def _open(
     else:
         policy = model
     if kind == "vllm":
-        options = {"source": _source(model), "trust_remote_code": trust_remote_code}
-        return policy, open_engine(policy, kind, batch_size=batch_size, **options)
+        source = _source(model)
+        return policy, open_engine(
+            policy, kind, batch_size=batch_size, source=source, trust_remote_code=trust_remote_code
+        )
     try:
         longest = int(np.max(how.sampling.max_tokens))
         return policy, open_engine(policy, kind, longest=longest, batch_size=batch_size)

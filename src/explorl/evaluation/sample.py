@@ -133,8 +133,9 @@ def open_engine(
     `UnsupportedModel` if Explorl's is named and does not. vLLM starts with the policy's weights.
     """
     if name == "vllm":
-        limit = {} if batch_size is None else {"max_num_seqs": batch_size}
-        return VllmEngine.colocated(policy.model, policy.tokenizer, **limit, **vllm_options)
+        if batch_size is not None:
+            vllm_options["max_num_seqs"] = batch_size
+        return VllmEngine.colocated(policy.model, policy.tokenizer, **vllm_options)
     if name != "generate":
         engine = Engine(policy.model, policy.tokenizer, batch_size=batch_size, dtype=dtype)
         try:

@@ -53,11 +53,10 @@ class IterationFolder:
     def part(self, number: int) -> Path:
         return self.parts / f"part-{number:05d}.parquet"
 
-    def write_part(self, number: int, columns: Columns, seconds: float, prompt_tokens: int) -> None:
-        """Write a part of the responses, with their sampling time and prompt tokens."""
+    def write_part(self, number: int, columns: Columns, seconds: float) -> None:
+        """Write a part of the responses, with their sampling time in equal shares."""
         count = len(columns["sample"])
-        shares = {"seconds": [seconds / count] * count, "prompt_tokens": [prompt_tokens / count] * count}
-        write_completions(self.part(number), columns | shares, verbatim=True)
+        write_completions(self.part(number), columns | {"seconds": [seconds / count] * count}, verbatim=True)
 
     def join_parts(self, count: int) -> None:
         """Join the parts into the pool and remove them."""

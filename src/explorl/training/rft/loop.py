@@ -23,9 +23,8 @@ from explorl.core.terminal import ProgressLines, literal
 from explorl.evaluation.completions import Columns
 from explorl.evaluation.evaluation import token_mean
 from explorl.evaluation.prompts import check_prompts
-from explorl.evaluation.sample import data_digest, prompted_problems
+from explorl.evaluation.sample import data_digest
 from explorl.models import Policy
-from explorl.rollout.requests import prompt_token_ids
 from explorl.tasks import Problem, Prompt, get_task
 from explorl.tasks.base import checked_prompt, problems_of
 from explorl.training.callbacks import progress_bar
@@ -236,12 +235,10 @@ class _Loop:
                 if not iteration.part(index).exists():
                     policy = self._policy(self._model(iteration.number - 1))
                     sampler = sampler or PoolSampler(self.config, policy, self.task, self.mark)
-                    asked = prompted_problems(policy.tokenizer, part, [self.prompts[problem.id] for problem in part])
+                    prompts = [self.prompts[problem.id] for problem in part]
                     began, seed = time.monotonic(), derived_seed(self.config.seed, iteration.number, "sample", index)
-                    responses = sampler.sample(asked, seed, lambda count: bar.advance(progress, count))
-                    seconds = time.monotonic() - began
-                    tokens = samples * sum(len(prompt_token_ids(policy.tokenizer, each.prompt)) for each in asked)
-                    iteration.write_part(index, responses, seconds, tokens)
+                    responses = sampler.sample(part, prompts, seed, lambda count: bar.advance(progress, count))
+                    iteration.write_part(index, responses, time.monotonic() - began)
                 bar.update(progress, completed=min((index + 1) * size, len(problems)) * samples)
                 if lines.due and index + 1 < len(parts):
                     lines.say(f"{label}: {(index + 1) * size * samples:,} of {len(problems) * samples:,}")
@@ -317,7 +314,7 @@ class _Loop:
             "entropy": token_mean(columns["entropy"], columns["tokens"]),
             "branching": token_mean(columns["branching"], columns["tokens"]),
             "completions/mean_length": float(np.mean(columns["tokens"])),
-            "num_tokens": before + sum(columns["tokens"]) + round(sum(columns["prompt_tokens"])),
+            "num_tokens": before + sum(columns["tokens"]) + sum(columns["prompt_tokens"]),
             "step_time": seconds,
             **{f"rft/{key}": facts[key] for key in ("sampled", "correct", "filtered", "selected", "noise", "prompts")},
         }

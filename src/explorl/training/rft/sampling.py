@@ -13,17 +13,17 @@ from explorl.core.config import Config, ConfigError
 from explorl.evaluation.completions import Columns, completion_columns
 from explorl.evaluation.prompts import room
 from explorl.evaluation.sample import (
-    PromptedProblem,
     ReferenceEngine,
     VerifiedSample,
     open_engine,
+    prompted_problems,
     sample_and_verify,
     verify_texts,
 )
 from explorl.models import Policy
 from explorl.rollout import SamplingParams
 from explorl.rollout.requests import prompt_token_ids
-from explorl.tasks import Prompt, Task
+from explorl.tasks import Problem, Prompt, Task
 from explorl.training.rft.answer_spans import first_answer_end
 from explorl.training.rft.samples import Sample, to_columns
 
@@ -39,15 +39,26 @@ class PoolSampler:
         )  # fmt: skip
 
     def sample(
-        self, problems: Sequence[PromptedProblem], seed: int, on_finish: Callable[[int], None] | None = None
+        self,
+        problems: Sequence[Problem],
+        prompts: Sequence[Prompt],
+        seed: int,
+        on_finish: Callable[[int], object] | None = None,
     ) -> Columns:
         """Return `rft.samples` verified responses per problem, in order; the same seed gives the same ones."""
-        limits = [limit_of(self.config, self.policy, item.prompt) for item in problems]
+        lengths = [len(prompt_token_ids(self.policy.tokenizer, prompt)) for prompt in prompts]
+        limits = [limit_of(self.config, self.policy, length) for length in lengths]
         max_tokens = min(limits) if isinstance(self.engine, ReferenceEngine) else limits
-        params = replace(sampling_params(self.config), seed=seed, max_tokens=max_tokens)
-        count = self.config.rft.samples
-        verified = sample_and_verify(self.engine, self.task, problems, count, params, on_finish=on_finish)
-        return completion_columns(verified, self.mark) | to_columns(self._pool(verified))
+        verified = sample_and_verify(
+            self.engine,
+            self.task,
+            prompted_problems(self.policy.tokenizer, problems, prompts),
+            self.config.rft.samples,
+            replace(sampling_params(self.config), seed=seed, max_tokens=max_tokens),
+            on_finish=on_finish,
+        )
+        columns = completion_columns(verified, self.mark) | to_columns(self._pool(verified))
+        return columns | {"prompt_tokens": [lengths[each.problem_index] for each in verified]}
 
     def _pool(self, verified: Sequence[VerifiedSample]) -> list[Sample]:
         """Return the responses as sampled and, where text follows an answer, also cut after the first one."""
@@ -85,17 +96,16 @@ def sampling_params(config: Config) -> SamplingParams:
     )  # fmt: skip
 
 
-def limit_of(config: Config, policy: Policy, prompt: Prompt) -> int:
+def limit_of(config: Config, policy: Policy, prompt_tokens: int) -> int:
     """Return the token limit of a response: `rollout.max_tokens`, or what the model's context leaves."""
-    return int(min(config.rollout.max_tokens, room(policy, len(prompt_token_ids(policy.tokenizer, prompt)))))
+    return int(min(config.rollout.max_tokens, room(policy, prompt_tokens)))
 
 
 def check_room(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> None:
     """Raise `ConfigError` if the fit would truncate a response of full length at `sft.max_length`."""
-    longest = max(
-        len(prompt_token_ids(policy.tokenizer, prompt)) + limit_of(config, policy, prompt)
-        for prompt in sorted(prompts, key=lambda prompt: len(str(prompt)))[-64:]
-    )
+    longest_prompts = sorted(prompts, key=lambda prompt: len(str(prompt)))[-64:]
+    lengths = [len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in longest_prompts]
+    longest = max(length + limit_of(config, policy, length) for length in lengths)
     if longest > config.sft.max_length:
         raise ConfigError(
             f"sft.max_length is {config.sft.max_length}, but a prompt with a response of rollout.max_tokens = "
