@@ -130,7 +130,6 @@ def test_failed_completions_raise_unless_they_are_kept(tiny: Policy) -> None:
     failed = sample_and_verify(engine, TASK, asked, 2, params, keep_failed=True)
     assert [each.completion.finish_reason for each in failed] == ["error"] * 2
     assert not any(each.verdict.correct for each in failed)
-    assert all(each.verdict.error and "finite" in each.verdict.error for each in failed)
 
 
 # ---------------------------------------------------------------- the table on disk

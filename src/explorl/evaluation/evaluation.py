@@ -92,15 +92,6 @@ class Evaluation:
             return self.per_problem(k)
         return np.asarray(avg_at_k(self.correct, k) if kind == "avg" else maj_at_k(self.answers, self.correct, k))
 
-    def measured(self) -> dict[str, Interval]:
-        """Return the measures of the protocol's source, under names such as "maj@8"."""
-        return {
-            name.replace("@k", f"@{self.samples}"): problem_interval(
-                self.measure_per_problem(name), lowest=0.0, highest=1.0
-            )
-            for name in self.measures
-        }
-
     @property
     def ks(self) -> list[int]:
         """1, 2, 4, … up to the number of samples."""
@@ -117,7 +108,12 @@ class Evaluation:
             **({"data": self.data} if self.data else {}),
             "sampling": {key: value for key, value in asdict(self.sampling).items() if value not in ((), "", None)},
             "pass_at_k": {str(k): asdict(self.pass_at(k)) for k in self.ks},
-            "measures": {name: asdict(value) for name, value in self.measured().items()},
+            "measures": {
+                name.replace("@k", f"@{self.samples}"): asdict(
+                    problem_interval(self.measure_per_problem(name), lowest=0.0, highest=1.0)
+                )
+                for name in self.measures
+            },
             "well_formed": float(np.mean(self.rows["well_formed"])),
             "truncated": float(np.mean([reason == "length" for reason in self.rows["finish_reason"]])),
             "mean_tokens": float(np.mean(self.rows["tokens"])),

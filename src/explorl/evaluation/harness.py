@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,22 +132,28 @@ def run_evaluation(
         need_vllm()
         if tool_use is not None:
             raise ValueError(f"engine is 'vllm', which cannot call tool {tool_use.tool.name!r}; use 'explorl'")
-    variants = [None] if tool_use is None else [None, tool_use]
+    pairs = list(itertools.product(task_list, [None] if tool_use is None else [None, tool_use]))
     results = []
+
+    def report_failure(label: str, task: Task, error: Exception) -> None:
+        if on_failure is None:
+            raise error
+        text = clean(" ".join(str(error).split()) or type(error).__name__)
+        on_failure(FailedEvaluation(label, task_label(task), text))
+
     with nullcontext() if tool_use is None else tool_use.pool() as pool:
         for label, model in labelled.items():
-            report_failure = partial(_report_failure, on_failure)
             policy = sampler = None
             try:
                 policy, sampler = _open(label, model, how, batch_size, dtype, engine, trust_remote_code)
                 if tool_use is not None:
                     tool_use.check(policy.tokenizer, label)
             except Exception as error:
-                for (task, _), tool in itertools.product(task_list, variants):
+                for (task, _), tool in pairs:
                     report_failure(_tool_label(label, tool), task, error)
                 continue
             weights = fingerprint(policy)
-            for (task, options), tool in itertools.product(task_list, variants):
+            for (task, options), tool in pairs:
                 try:
                     problems = problems_of(task, split, limit)
                     fitting = fitting_template(task, policy.tokenizer, template)
@@ -189,16 +194,6 @@ def run_evaluation(
 def _tool_label(label: str, tool: ToolUse | None) -> str:
     """Return a model's label, with the tool that it may call."""
     return label if tool is None else f"{label}+{tool.tool.name}"
-
-
-def _report_failure(
-    on_failure: Callable[[FailedEvaluation], None] | None, label: str, task: Task, error: Exception
-) -> None:
-    """Report a failure, or raise it without ``on_failure``."""
-    if on_failure is None:
-        raise error
-    text = clean(" ".join(str(error).split()) or type(error).__name__)
-    on_failure(FailedEvaluation(label, task_label(task), text))
 
 
 def _open(

@@ -98,18 +98,18 @@ class ReferenceEngine:
         prompts: Sequence[Any],
         n: int = 1,
         params: SamplingParams | None = None,
-        on_finish: Callable[[Any], object] | None = None,
+        on_finish: Callable[[None], object] = lambda _: None,
     ) -> list[Completion]:
         """Sample ``n`` completions of each prompt; ``on_finish`` gets None for each, after its batch."""
 
         def finish(count: int) -> None:
-            for _ in range(count if on_finish is not None else 0):
-                on_finish(None)  # type: ignore[misc]
+            for _ in range(count):
+                on_finish(None)
 
+        params = params or SamplingParams()
         return reference.generate(
-            self.model, self.tokenizer, prompts, n, params or SamplingParams(), batch_size=self.batch_size,
-            on_batch=finish,
-        )  # fmt: skip
+            self.model, self.tokenizer, prompts, n, params, batch_size=self.batch_size, on_batch=finish
+        )
 
     def release(self) -> None:
         """Do nothing: no memory is held between calls."""
@@ -172,7 +172,7 @@ def sample_and_verify(
         tools: A tool that completions may call, with ``pool``, its interpreters. Only the policy's own words are
             verified.
         on_finish: Called with a number of completions when they are sampled.
-        keep_failed: Return completions that failed as wrong, with the error; otherwise they raise RuntimeError.
+        keep_failed: Return completions that failed too, with finish_reason "error"; otherwise they raise RuntimeError.
     """
 
     def finish(rollout: Any) -> None:
@@ -191,24 +191,11 @@ def sample_and_verify(
     if isinstance(completions, Rollouts) and not keep_failed:
         completions.check()
     chosen = [c for c in completions if wanted is None or wanted[c.prompt_index, c.sample_index]]
-    finished = [c for c in chosen if c.finish_reason != "error"]
-    asked = [problems[completion.prompt_index] for completion in finished]
-    texts = [
-        own_text(completion, problem.begun, engine.tokenizer)
-        for completion, problem in zip(finished, asked, strict=True)
-    ]
-    verdicts = iter(verify_texts(task, texts, asked))
+    asked = [problems[completion.prompt_index] for completion in chosen]
+    texts = [own_text(completion, problem, engine) for completion, problem in zip(chosen, asked, strict=True)]
     return [
-        VerifiedSample(
-            completion.prompt_index,
-            completion.sample_index,
-            problems[completion.prompt_index],
-            completion,
-            next(verdicts)
-            if completion.finish_reason != "error"
-            else Verdict(False, False, error=getattr(completion, "error", None)),
-        )
-        for completion in chosen
+        VerifiedSample(completion.prompt_index, completion.sample_index, problem, completion, verdict)
+        for completion, problem, verdict in zip(chosen, asked, verify_texts(task, texts, asked), strict=True)
     ]
 
 
@@ -219,8 +206,8 @@ def verify_texts(task: Task, texts: Sequence[str], problems: Sequence[PromptedPr
     return verdicts_of(task, texts, [each.problem for each in problems], [each.opened for each in problems])
 
 
-def own_text(completion: Rollout | Completion, begun: Sequence[int], tokenizer: Any) -> str:
+def own_text(completion: Rollout | Completion, problem: PromptedProblem, engine: AnyEngine) -> str:
     """Return the text that answers are parsed from: with what the prompt begins, without the output of tools."""
-    if begun:
-        return str(tokenizer.decode([*begun, *completion.token_ids], skip_special_tokens=True))
+    if problem.begun:
+        return str(engine.tokenizer.decode([*problem.begun, *completion.token_ids], skip_special_tokens=True))
     return completion.own_text if isinstance(completion, Rollout) else completion.text
