@@ -47,42 +47,64 @@ def completion_columns(
 
     ``mark`` is the text that answers begin with (`answer_mark_of`).
     """
-    completions, verdicts = [each.completion for each in samples], [each.verdict for each in samples]
-    measured = [_sampled_text(completion) for completion in completions]
-    columns: Columns = {
-        "problem_index": [each.problem_index for each in samples],
-        "problem": [each.problem.problem.id for each in samples],
-        "sample": [each.sample for each in samples],
-        "prompt": [each.problem.rendered for each in samples],
-        "completion": [completion.text for completion in completions],
-        "tokens": [_sampled_tokens(completion) for completion in completions],
-        "finish_reason": [completion.finish_reason for completion in completions],
-        "correct": [verdict.correct for verdict in verdicts],
-        "well_formed": [verdict.well_formed for verdict in verdicts],
-        "answer": [verdict.answer for verdict in verdicts],
-        "error": [verdict.error for verdict in verdicts],
-        "entropy": [_mean_of(completion, "entropy") for completion in completions],
-        "branching": [_mean_of(completion, "branching") for completion in completions],
-        "format_violations": [
-            format_violations(text, mark) if mark else int(not verdict.well_formed)
-            for text, verdict in zip(measured, verdicts, strict=True)
-        ],
-        "redundancy": [trigram_redundancy(text) for text in measured],
-        "cjk": [language_mixing(text) for text in measured],
-        DIGEST: [each.problem.digest for each in samples],
+    names = [*COLUMNS, *(TOOL_COLUMNS if with_tool else ()), *(TOKEN_COLUMNS if with_tokens else ())]
+    rows = [
+        _common_values(each, mark)
+        | (_tool_values(each.completion) if with_tool and isinstance(each.completion, Rollout) else {})
+        | (_token_values(each.completion) if with_tokens and isinstance(each.completion, Rollout) else {})
+        for each in samples
+    ]
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def _common_values(sample: VerifiedSample, mark: str | None) -> dict[str, Any]:
+    """Return a completion's values of `COLUMNS`."""
+    completion, verdict = sample.completion, sample.verdict
+    is_rollout = isinstance(completion, Rollout)
+    text = completion.sampled_text if is_rollout else completion.text  # without the output of tools
+    return {
+        "problem_index": sample.problem_index,
+        "problem": sample.problem.problem.id,
+        "sample": sample.sample,
+        "prompt": sample.problem.rendered,
+        "completion": completion.text,
+        "tokens": completion.model_tokens if is_rollout else len(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        "correct": verdict.correct,
+        "well_formed": verdict.well_formed,
+        "answer": verdict.answer,
+        "error": verdict.error,
+        "entropy": _mean_of(completion, "entropy"),
+        "branching": _mean_of(completion, "branching"),
+        "format_violations": format_violations(text, mark) if mark else int(not verdict.well_formed),
+        "redundancy": trigram_redundancy(text),
+        "cjk": language_mixing(text),
+        DIGEST: sample.problem.digest,
     }
-    rollouts = [completion for completion in completions if isinstance(completion, Rollout)]
-    if with_tool:
-        columns |= {
-            "calls": [sum(call.status != "refused" for call in rollout.calls) for rollout in rollouts],
-            "tool_tokens": [len(rollout) - rollout.model_tokens for rollout in rollouts],
-            "tool_calls": [_calls_json(rollout) for rollout in rollouts],
-        }
-    if with_tokens:
-        columns["token_ids"] = [rollout.token_ids for rollout in rollouts]
-        for name in ("entropy", "branching", "logps"):
-            columns[f"token_{name}"] = [_token_values(rollout, name) for rollout in rollouts]
-    return columns
+
+
+def _mean_of(completion: Rollout | Completion, statistic: str) -> float | None:
+    """Return the mean of a token statistic over the sampled tokens, or None if there is none."""
+    if not isinstance(completion, Rollout) or not completion.sampled.any():
+        return None
+    return float(getattr(completion, statistic)[completion.sampled].float().mean())
+
+
+def _tool_values(rollout: Rollout) -> dict[str, Any]:
+    return {
+        "calls": sum(call.status != "refused" for call in rollout.calls),
+        "tool_tokens": len(rollout) - rollout.model_tokens,
+        "tool_calls": json.dumps([asdict(call) for call in rollout.calls], ensure_ascii=False),
+    }
+
+
+def _token_values(rollout: Rollout) -> dict[str, Any]:
+    """Return a completion's values of `TOKEN_COLUMNS`, None for tokens that were not sampled."""
+    values: dict[str, Any] = {"token_ids": rollout.token_ids}
+    for name in ("entropy", "branching", "logps"):
+        pairs = zip(getattr(rollout, name).tolist(), rollout.sampled.tolist(), strict=True)
+        values[f"token_{name}"] = [value if sampled else None for value, sampled in pairs]
+    return values
 
 
 def answer_mark_of(task: Task, prompt: str) -> str | None:
@@ -129,30 +151,3 @@ def read_completions(path: Path, names: Sequence[str] | None = None, optional: S
             f"other columns, or by another program; remove {path.parent} to sample its completions again"
         )
     raise StoreError(f"{path} has no column {missing[0]!r}; token records are stored with token_records=True")
-
-
-# ---------------------------------------------------------------------------- values of one completion
-def _sampled_text(completion: Rollout | Completion) -> str:
-    """Return the text whose style is measured, without the output of tools."""
-    return completion.sampled_text if isinstance(completion, Rollout) else completion.text
-
-
-def _sampled_tokens(completion: Rollout | Completion) -> int:
-    return completion.model_tokens if isinstance(completion, Rollout) else len(completion.token_ids)
-
-
-def _mean_of(completion: Rollout | Completion, statistic: str) -> float | None:
-    """Return the mean of a token statistic over the sampled tokens, or None if there is none."""
-    if not isinstance(completion, Rollout) or not completion.sampled.any():
-        return None
-    return float(getattr(completion, statistic)[completion.sampled].float().mean())
-
-
-def _token_values(rollout: Rollout, statistic: str) -> list[Any]:
-    """Return a statistic of every token, None for tokens that were not sampled."""
-    values = getattr(rollout, statistic).tolist()
-    return [value if sampled else None for value, sampled in zip(values, rollout.sampled.tolist(), strict=True)]
-
-
-def _calls_json(rollout: Rollout) -> str:
-    return json.dumps([asdict(call) for call in rollout.calls], ensure_ascii=False)

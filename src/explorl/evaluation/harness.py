@@ -25,10 +25,10 @@ from explorl.core.text import clean
 from explorl.evaluation.completions import TOKEN_COLUMNS
 from explorl.evaluation.evaluation import Evaluation
 from explorl.evaluation.job import Chunk, Job
-from explorl.evaluation.prompts import check_prompts, fitting_template
+from explorl.evaluation.prompts import check_prompts, fitting_template, token_limits
 from explorl.evaluation.protocols import Protocol, task_label
 from explorl.evaluation.results_folder import EvaluationFolder, evaluation_of
-from explorl.evaluation.sample import AnyEngine, open_engine
+from explorl.evaluation.sample import AnyEngine, open_engine, prompted_problems
 from explorl.evaluation.scores import as_json, scores, table, unsolved
 from explorl.models import ModelError, Policy, load_policy, resolve_model
 from explorl.rollout import UnsupportedModel
@@ -159,7 +159,10 @@ def run_evaluation(
                     fitting = fitting_template(task, policy.tokenizer, template)
                     prompts = [task.prompt(problem, fitting) for problem in problems]
                     check_prompts(prompts, policy, task, fitting, "--template")
-                    job = Job(policy, sampler, task, problems, prompts, how, seed, tool, pool)
+                    limits = token_limits(policy, prompts, how.sampling)
+                    asked = prompted_problems(policy.tokenizer, problems, prompts, how.sampling.prefix)
+                    samples = how.samples_for(task)
+                    job = Job(sampler, task, asked, samples, how.sampling, limits, seed, tool, pool)
                     # keep the colon of names like gym:chain_sum
                     task_name = ":".join(map(file_name, task_label(task).split(":")))
                     folder = f"{file_name(_tool_label(label, tool))}-{task_name}-{file_name(name)}"
@@ -266,7 +269,7 @@ def _fill(
     stored = store.have(ids, job.samples, [each.digest for each in job.problems])
     share = np.zeros_like(stored)
     for chunk in chunks:
-        share[chunk.problems, chunk.samples] = True
+        share[chunk] = True
     done, total, drawn = int((stored & share).sum()), int(share.sum()), 0
 
     def tick(advance: int) -> None:
@@ -277,7 +280,7 @@ def _fill(
 
     tick(0)
     for chunk in chunks:
-        wanted = ~stored[chunk.problems, chunk.samples]
+        wanted = ~stored[chunk]
         if wanted.any():
             rows = job.draw(chunk, wanted, identity["token_records"], tick)
             store.write(rows)
@@ -315,7 +318,7 @@ def _stores_records(store: EvaluationFolder, job: Job, choice: bool | None) -> b
         return choice
     if store.identity_path.exists():
         return bool(store.identity()["token_records"])
-    return sum(job.limits) * job.samples * 4 * len(TOKEN_COLUMNS) <= RECORD_BYTES
+    return int(job.limits.sum()) * job.samples * 4 * len(TOKEN_COLUMNS) <= RECORD_BYTES
 
 
 def fingerprint(policy: Policy) -> str:

@@ -46,6 +46,15 @@ def room(policy: Policy, tokens: int) -> float:
     return math.inf if context is None else context - tokens
 
 
+def token_limits(policy: Policy, prompts: Sequence[Prompt], params: SamplingParams) -> np.ndarray:
+    """Return the most tokens of a completion of each prompt: the parameters', or what the model's context leaves."""
+    if not isinstance(params.prefix, str):
+        raise ValueError(f"prefix is {params.prefix!r}; use one text for all prompts, such as '<think>'")
+    begun = len(policy.tokenizer(params.prefix, add_special_tokens=False)["input_ids"])
+    lengths = [len(prompt_token_ids(policy.tokenizer, prompt)) + begun for prompt in prompts]
+    return np.minimum(np.max(params.max_tokens), [room(policy, length) for length in lengths]).astype(int)
+
+
 def fit_into_context(policy: Policy, prompts: Sequence[Prompt], params: SamplingParams) -> tuple[SamplingParams, int]:
     """Return the parameters with a limit that fits after the longest prompt, and the most tokens of both together."""
     longest = max(len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in prompts)

@@ -87,18 +87,16 @@ class VerifiedSample:
 EngineName = Literal["explorl", "generate", "vllm"]
 
 
+@dataclass(frozen=True)
 class ReferenceEngine:
     """Samples by `model.generate`, which records no token statistics."""
 
-    def __init__(self, model: Any, tokenizer: Any, batch_size: int | None = None) -> None:
-        self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size or 64
+    model: Any
+    tokenizer: Any
+    batch_size: int = 64
 
     def generate(
-        self,
-        prompts: Sequence[Any],
-        n: int = 1,
-        params: SamplingParams | None = None,
-        on_finish: Callable[[None], object] = lambda _: None,
+        self, prompts: Sequence[Any], n: int, params: SamplingParams, on_finish: Callable[[None], object]
     ) -> list[Completion]:
         """Sample ``n`` completions of each prompt; ``on_finish`` gets None for each, after its batch."""
 
@@ -106,7 +104,6 @@ class ReferenceEngine:
             for _ in range(count):
                 on_finish(None)
 
-        params = params or SamplingParams()
         return reference.generate(
             self.model, self.tokenizer, prompts, n, params, batch_size=self.batch_size, on_batch=finish
         )
@@ -147,7 +144,7 @@ def open_engine(
             warnings.warn(
                 f"sampling by model.generate, which is slower than Explorl's engine: {error.reason}", stacklevel=3
             )
-    return ReferenceEngine(policy.model, policy.tokenizer, batch_size)
+    return ReferenceEngine(policy.model, policy.tokenizer, batch_size or 64)
 
 
 # ---------------------------------------------------------------------------- sampling and verifying

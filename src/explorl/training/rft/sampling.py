@@ -11,7 +11,7 @@ from torch import Tensor
 
 from explorl.core.config import Config, ConfigError
 from explorl.evaluation.completions import Columns, completion_columns
-from explorl.evaluation.prompts import room
+from explorl.evaluation.prompts import token_limits
 from explorl.evaluation.sample import (
     ReferenceEngine,
     VerifiedSample,
@@ -47,14 +47,15 @@ class PoolSampler:
     ) -> Columns:
         """Return `rft.samples` verified responses per problem, in order; the same seed gives the same ones."""
         lengths = [len(prompt_token_ids(self.policy.tokenizer, prompt)) for prompt in prompts]
-        limits = [limit_of(self.config, self.policy, length) for length in lengths]
+        params = sampling_params(self.config)
+        limits = token_limits(self.policy, prompts, params).tolist()
         max_tokens = min(limits) if isinstance(self.engine, ReferenceEngine) else limits
         verified = sample_and_verify(
             self.engine,
             self.task,
             prompted_problems(self.policy.tokenizer, problems, prompts),
             self.config.rft.samples,
-            replace(sampling_params(self.config), seed=seed, max_tokens=max_tokens),
+            replace(params, seed=seed, max_tokens=max_tokens),
             on_finish=on_finish,
         )
         columns = completion_columns(verified, self.mark) | to_columns(self._pool(verified))
@@ -96,16 +97,11 @@ def sampling_params(config: Config) -> SamplingParams:
     )  # fmt: skip
 
 
-def limit_of(config: Config, policy: Policy, prompt_tokens: int) -> int:
-    """Return the token limit of a response: `rollout.max_tokens`, or what the model's context leaves."""
-    return int(min(config.rollout.max_tokens, room(policy, prompt_tokens)))
-
-
 def check_room(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> None:
     """Raise `ConfigError` if the fit would truncate a response of full length at `sft.max_length`."""
-    longest_prompts = sorted(prompts, key=lambda prompt: len(str(prompt)))[-64:]
-    lengths = [len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in longest_prompts]
-    longest = max(length + limit_of(config, policy, length) for length in lengths)
+    candidates = sorted(prompts, key=lambda prompt: len(str(prompt)))[-64:]
+    lengths = [len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in candidates]
+    longest = int((token_limits(policy, candidates, sampling_params(config)) + lengths).max())
     if longest > config.sft.max_length:
         raise ConfigError(
             f"sft.max_length is {config.sft.max_length}, but a prompt with a response of rollout.max_tokens = "
