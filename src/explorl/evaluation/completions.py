@@ -60,15 +60,17 @@ def completion_columns(
 def _common_values(sample: VerifiedSample, mark: str | None) -> dict[str, Any]:
     """Return a completion's values of `COLUMNS`."""
     completion, verdict = sample.completion, sample.verdict
-    is_rollout = isinstance(completion, Rollout)
-    text = completion.sampled_text if is_rollout else completion.text  # without the output of tools
+    if isinstance(completion, Rollout):
+        text, tokens = completion.sampled_text, completion.model_tokens  # without the output of tools
+    else:
+        text, tokens = completion.text, len(completion.token_ids)
     return {
         "problem_index": sample.problem_index,
         "problem": sample.problem.problem.id,
         "sample": sample.sample,
         "prompt": sample.problem.rendered,
         "completion": completion.text,
-        "tokens": completion.model_tokens if is_rollout else len(completion.token_ids),
+        "tokens": tokens,
         "finish_reason": completion.finish_reason,
         "correct": verdict.correct,
         "well_formed": verdict.well_formed,
