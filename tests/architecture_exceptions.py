@@ -36,6 +36,7 @@ DUPLICATE_STEMS: Exceptions = {
     ("branching", 2): "the metric and the sampling",
     ("registry", 3): "the built-in names of each kind of plug-in",
     ("run", 2): "a run of GRPO and one of SFT",
+    ("sample", 2): "of tokens, and of completions with their verdicts",
     ("task", 6): "the task of each family",
     ("trainer", 3): "of GRPO, of SFT and inside verl",
 }

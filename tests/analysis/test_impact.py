@@ -146,19 +146,19 @@ class Stub:
         self.rng = np.random.default_rng(seed)
         self.calls = []
 
-    def generate(self, prompts, n=1, params=None):
+    def generate(self, prompts, n=1, params=None, on_finish=None):
         self.calls.append((prompts, n, params))
         limits = np.repeat(np.asarray(params.max_tokens), 1)
         rows = []
-        for prompt, most in zip(prompts, limits, strict=True):
-            row = []
-            for _ in range(n):
+        for index, (prompt, most) in enumerate(zip(prompts, limits, strict=True)):
+            for number in range(n):
                 letter = "R" if self.rng.random() < self.chances.get(chr(prompt[-1]), 0.5) else "W"
                 ids = [*map(ord, letter * self.length), END][: int(most)]
                 finish = "error" if self.error else "stop" if ids[-1] == END else "length"
-                row.append(SimpleNamespace(token_ids=ids, finish_reason=finish))
-            rows.append(row)
-        return SimpleNamespace(by_prompt=lambda: rows)
+                rows.append(
+                    SimpleNamespace(prompt_index=index, sample_index=number, token_ids=ids, finish_reason=finish)
+                )
+        return rows
 
 
 class Right(Planted):

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from explorl.evaluation import protocol
+from explorl.evaluation.completions import answer_mark_of, completion_columns
 from explorl.evaluation.harness import run_evaluation
-from explorl.evaluation.job import _answer_mark, _violations
 from explorl.evaluation.results_folder import load_evaluation
+from explorl.evaluation.sample import PromptedProblem, VerifiedSample
+from explorl.rollout.backends.generate import Completion
 from explorl.tasks import Problem, get_task
 
 
@@ -23,7 +25,11 @@ def rows_file(folder: Path, *rows: dict[str, Any]) -> Path:
 
 def violations(task: Any, problem: Problem, text: str) -> int:
     prompt = task.prompt(problem)
-    return _violations(text, _answer_mark(task, prompt), task.verify(text, problem))
+    completion = Completion(0, 0, text, [], "stop")
+    sample = VerifiedSample(
+        0, 0, PromptedProblem(problem, prompt, prompt, False), completion, task.verify(text, problem)
+    )
+    return int(completion_columns([sample], answer_mark_of(task, prompt))["format_violations"][0])
 
 
 @pytest.mark.parametrize(
@@ -55,10 +61,10 @@ def test_a_letter_needs_no_box(tmp_path: Path) -> None:
 
 def test_marks_are_the_tasks_or_the_prompts() -> None:
     countdown = get_task("countdown-mini")
-    assert _answer_mark(countdown, "1 2 3=6\n") == "<answer>"
-    assert _answer_mark(object(), r"Put it within \boxed{}.") == r"\boxed{"  # type: ignore[arg-type]
-    assert _answer_mark(object(), "Answer in <answer> </answer> tags.") == "<answer>"  # type: ignore[arg-type]
-    assert _answer_mark(object(), "How many?") is None  # type: ignore[arg-type]
+    assert answer_mark_of(countdown, "1 2 3=6\n") == "<answer>"
+    assert answer_mark_of(object(), r"Put it within \boxed{}.") == r"\boxed{"  # type: ignore[arg-type]
+    assert answer_mark_of(object(), "Answer in <answer> </answer> tags.") == "<answer>"  # type: ignore[arg-type]
+    assert answer_mark_of(object(), "How many?") is None  # type: ignore[arg-type]
 
 
 def test_an_evaluation_without_a_mark(tmp_path: Path) -> None:

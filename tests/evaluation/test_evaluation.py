@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from explorl.evaluation import PROTOCOLS, Evaluation, evaluate, fitting_template, protocol
-from explorl.evaluation.evaluation import data_digest
+from explorl.evaluation.sample import data_digest
 from explorl.models import Policy, load_policy
 from explorl.rollout.sampling import SamplingParams
 from explorl.tasks import Problem, Verdict, get_task

@@ -26,8 +26,9 @@ from explorl.cli.compare import compare
 from explorl.cli.run_evaluations import evaluate_command, parse_models
 from explorl.core.store import StoreError
 from explorl.evaluation import PROTOCOLS, evaluate, harness, protocol
+from explorl.evaluation.completions import DIGEST, TOKEN_COLUMNS
 from explorl.evaluation.harness import Evaluated, FailedEvaluation, parse_shard, run_evaluation
-from explorl.evaluation.results_folder import DIGEST, TOKEN_COLUMNS, EvaluationFolder, load_evaluation
+from explorl.evaluation.results_folder import EvaluationFolder, load_evaluation
 from explorl.evaluation.scores import per_problem, scores, unsolved
 from explorl.evaluation.seeds import WIDTH, block_seed, seed_at
 from explorl.metrics import avg_at_k, maj_at_k

@@ -17,9 +17,11 @@ from explorl.cli.compare import compare, compare_command
 from explorl.cli.run_evaluations import evaluate_command
 from explorl.core.text import clean
 from explorl.evaluation import protocol
+from explorl.evaluation.completions import COLUMNS, DIGEST
 from explorl.evaluation.harness import run_evaluation
 from explorl.evaluation.llm_judge import parse_opinion
-from explorl.evaluation.results_folder import COLUMNS, EvaluationFolder, load_evaluation
+from explorl.evaluation.results_folder import EvaluationFolder, load_evaluation
+from explorl.evaluation.scores import table
 from explorl.models import load_policy
 from explorl.tasks import CountdownMini, Problem, Verdict
 from explorl.training.callbacks import progress_bar
@@ -47,6 +49,7 @@ def rows(texts: list[str], right: int) -> dict[str, list[Any]]:
     values |= dict.fromkeys(("problem", "prompt", "completion", "answer", "error", "finish_reason"), doubled)
     values |= {name: [1.0] * count for name in ("entropy", "branching", "redundancy")}
     values |= {name: [row % 2 == 0 and row // 2 < right for row in range(count)] for name in ("correct", "well_formed")}
+    values[DIGEST] = [None] * count
     return values | {"problem_index": [row // 2 for row in range(count)], "sample": [0, 1] * len(texts)}
 
 
@@ -74,7 +77,7 @@ def test_an_evaluation_is_written_and_read_back(tmp_path: Path) -> None:
     assert not raw("".join(evaluation.rows["completion"]))
     assert evaluation.model == "m\ufffd[/b]"
     out = io.StringIO()
-    evaluation.table().print(Console(file=out, width=200))
+    table(evaluation).print(Console(file=out, width=200))
     assert not raw(out.getvalue())
     assert "m\ufffd[/b] on" in out.getvalue()
     evaluation.save(tmp_path, "again")

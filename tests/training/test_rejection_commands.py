@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 from explorl.cli.app import main
 from explorl.core.config import ConfigError, load_config
 from explorl.core.store import RunStore
+from explorl.evaluation.sample import VerifiedSample, prompted_problems
 from explorl.models import Policy, load_policy, tiny_tokenizer
 from explorl.rollout import Rollout
 from explorl.tasks import get_task
@@ -304,7 +304,9 @@ def test_what_follows_the_first_answer_is_cut_and_averaged_away(small_policy: Pa
     )
     problem = task.problems("train", limit=1)[0]
     rollout = Rollout(0, 0, 0, ids, numbers, numbers, numbers, numbers.int(), "length", tokenizer=tokenizer)
-    (sample,) = sampler._verify([sampling.PromptedProblem(problem, task.prompt(problem, "terse"))], [rollout])
+    (asked,) = prompted_problems(tokenizer, [problem], [task.prompt(problem, "terse")])
+    whole = VerifiedSample(0, 0, asked, rollout, task.verify(text, problem))
+    (sample,) = sampler._pool([whole])
     assert not sample.correct, "the last answer counts"
     assert sample.cut is not None
     assert sample.cut.correct
@@ -383,16 +385,19 @@ def test_a_damaged_configuration_is_said(
 def test_responses_that_write_special_tokens_out_are_not_learnt(small_policy: Path, tmp_path: Path) -> None:
     """As text they would be learnt as the tokens themselves: ends in the middle, turns of others."""
     end = load_policy(str(small_policy), device="cpu").tokenizer.eos_token
-    judged = sampling.PoolSampler._verify
+    sample = sampling.PoolSampler.sample
 
     def imitated(self: Any, *args: Any) -> Any:
-        found = judged(self, *args)
-        return [replace(one, text=f"12{end}34", correct=True) if one.sample == 0 else one for one in found]
+        columns = sample(self, *args)
+        for row, number in enumerate(columns["sample"]):
+            if number == 0:
+                columns["completion"][row], columns["correct"][row] = f"12{end}34", True
+        return columns
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling.PoolSampler, "_verify", imitated)
+        patch.setattr(sampling.PoolSampler, "sample", imitated)
         run_rft(made(small_policy, iterations=1, filters=[], budget=50), RunStore(tmp_path / "run"), console=QUIET)
     place = IterationFolder(RunStore(tmp_path / "run"), 1)
-    assert not any(end in text for text in place.selected()["text"])
+    assert not any(end in text for text in place.selected()["completion"])
     (rule,) = place.selection()["filters"]
     assert (rule["name"], rule["dropped"], rule["dropped_correct"]) == ("no_special_tokens", 6, 6)

@@ -17,7 +17,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from explorl.core.config import Config, load_config, rft_config
-from explorl.core.store import RunStore
+from explorl.core.store import RunStore, read_parquet
 from explorl.evaluation import Evaluation
 from explorl.training.rft import folder, loop, sampling
 from explorl.training.rft.loop import next_stage, run_rft
@@ -119,17 +119,17 @@ def test_every_iteration_is_a_folder(whole: tuple[Path, Any]) -> None:
         assert len(pool) == 24
         assert all(sample.entropy is not None and sample.branching is not None for sample in pool)
         assert [entry["name"] for entry in facts["filters"]] == ["has_digit", "dedupe"]
-        gone = folder.read_raw(one.folder / "dropped.parquet")
+        gone = read_parquet(one.folder / "dropped.parquet")
         assert len(gone["filter"]) == sum(entry["dropped"] for entry in facts["filters"])
         assert facts["filtered"] == len(pool) - len(gone["filter"])
-        assert len(selected["text"]) == facts["selected"] <= 12
+        assert len(selected["completion"]) == facts["selected"] <= 12
         assert selected["correct"].count(False) == facts["noise"] == facts["noise_wanted"] > 0
         assert max(selected["problem"].count(problem) for problem in selected["problem"]) <= 3
         right = [score for score, good in zip(selected["score"], selected["correct"], strict=True) if good]
         assert right == sorted(right, reverse=True)
         texts = {(sample.problem, sample.sample): sample.text for sample in pool}
         keys = zip(selected["problem"], selected["sample"], strict=True)
-        assert [texts[key] for key in keys] == selected["text"]
+        assert [texts[key] for key in keys] == selected["completion"]
         scores = json.loads(one.evaluation_path.read_text())["scores"]
         assert {"pass@1", "pass@4", "entropy", "branching", "distinct_answers"} <= scores.keys()
         assert scores["pass@4"]["low"] <= scores["pass@4"]["mean"] <= scores["pass@4"]["high"]
@@ -193,7 +193,7 @@ def _in_second_fit() -> None:
 
 
 KILLS: dict[str, tuple[Callable[[], None], tuple[int, str]]] = {
-    "while the second part is sampled": (lambda: _after(sampling.PoolSampler, "_verify", 2), (1, "sampling")),
+    "while the second part is sampled": (lambda: _after(sampling.PoolSampler, "sample", 2), (1, "sampling")),
     "when it has filtered": (lambda: _after(folder.IterationFolder, "write_selection", 1), (1, "fitting")),
     "in the middle of a fit": (lambda: _after(StoredSFTTrainer, "_save_checkpoint", 2), (1, "fitting")),
     "when a fit is over": (lambda: _after(loop, "fit", 1), (1, "evaluation")),

@@ -11,13 +11,12 @@ import torch
 
 from explorl.analysis.lens_table import LensTable, build_table
 from explorl.evaluation import Protocol, fitting_template
-from explorl.evaluation.prompts import all_opened, check_prompts
+from explorl.evaluation.prompts import check_prompts, fit_into_context
+from explorl.evaluation.sample import open_engine, prompted_problems, sample_and_verify
 from explorl.models import Policy
-from explorl.rollout import Engine, UnsupportedModel
-from explorl.rollout.backends import generate as reference
-from explorl.rollout.requests import prompt_token_ids, render_prompt
+from explorl.rollout.requests import continuation_tokens, prompt_token_ids
 from explorl.tasks import Task
-from explorl.tasks.base import problems_of, verdicts_of
+from explorl.tasks.base import problems_of
 
 BATCH = 32
 """Completions per forward pass when tokens are recorded."""
@@ -35,57 +34,32 @@ def checkpoint_table(
     batch_size: int | None = None,
 ) -> LensTable:
     """Sample and verify completions of the task's problems, and record their tokens at the protocol's temperature."""
-    problems = problems_of(task, split, limit)
-    fitting = fitting_template(task, policy.tokenizer, template)
+    problems, tokenizer = problems_of(task, split, limit), policy.tokenizer
+    fitting = fitting_template(task, tokenizer, template)
     prompts = [task.prompt(problem, fitting) for problem in problems]
     check_prompts(prompts, policy, task, fitting, "--template")
-    samples = protocol.samples_for(task)
-    sampled = _sample(policy, prompts, samples, protocol, seed, batch_size)
-    indices = [index for index, _, _, _ in sampled]
-    opened = all_opened(policy.tokenizer, prompts, protocol.sampling.prefix)
-    verdicts = verdicts_of(
-        task,
-        [text for _, text, _, _ in sampled],
-        [problems[index] for index in indices],
-        [opened[index] for index in indices],
-    )
-    rendered = [render_prompt(policy.tokenizer, prompt) for prompt in prompts]
+    params, longest = fit_into_context(policy, prompts, replace(protocol.sampling, seed=seed))
+    asked = prompted_problems(tokenizer, problems, prompts, params.prefix)
+    engine = open_engine(policy, longest=longest, batch_size=batch_size)
+    samples = sample_and_verify(engine, task, asked, protocol.samples_for(task), params)
+    engine.release()
+    prefixes = [params.prefix] * len(prompts) if isinstance(params.prefix, str) else params.prefix
+    prompt_ids = [
+        [*prompt_token_ids(tokenizer, prompt), *(continuation_tokens(tokenizer, prefix) if prefix else ())]
+        for prompt, prefix in zip(prompts, prefixes, strict=True)
+    ]
+    token_ids = [list(each.completion.token_ids) for each in samples]
     columns: dict[str, list[Any]] = {
-        "prompt": [rendered[index] for index in indices],
-        "completion": [text for _, text, _, _ in sampled],
-        "correct": [float(verdict.correct) for verdict in verdicts],
-        "prompt_ids": [prompt for _, _, prompt, _ in sampled],
-        "token_ids": [tokens for _, _, _, tokens in sampled],
-        "tokens": [policy.tokenizer.batch_decode([[token] for token in tokens]) for _, _, _, tokens in sampled],
+        "prompt": [each.problem.rendered for each in samples],
+        "completion": [each.completion.text for each in samples],
+        "correct": [float(each.verdict.correct) for each in samples],
+        "prompt_ids": [prompt_ids[each.problem_index] for each in samples],
+        "token_ids": token_ids,
+        "tokens": [tokenizer.batch_decode([[token] for token in tokens]) for tokens in token_ids],
     }
     temperature = float(np.max(protocol.sampling.temperature)) or 1.0  # greedy sampling is recorded at 1
     columns |= token_columns(policy, columns["prompt_ids"], columns["token_ids"], temperature)
     return build_table(policy.name, {0: columns})
-
-
-def _sample(
-    policy: Policy, prompts: Sequence[Any], samples: int, protocol: Protocol, seed: int, batch_size: int | None
-) -> list[tuple[int, str, list[int], list[int]]]:
-    """Return for each completion the index of its prompt, its text, the prompt's tokens and its own tokens."""
-    params = replace(protocol.sampling, seed=seed)
-    context = getattr(policy.model.config, "max_position_embeddings", None)
-    if context is not None:
-        longest = max(len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in prompts)
-        if longest >= context:
-            raise ValueError(f"a prompt has {longest} tokens, but the context of {policy.name} is {context}")
-        params = replace(params, max_tokens=min(int(np.max(params.max_tokens)), context - longest))
-    engine = Engine(policy.model, policy.tokenizer, batch_size=batch_size)
-    try:
-        engine.check(int(np.max(params.max_tokens)))
-    except UnsupportedModel:
-        rollouts = reference.generate(
-            policy.model, policy.tokenizer, prompts, samples, params, batch_size=batch_size or 64
-        )
-        ids = [prompt_token_ids(policy.tokenizer, prompt) for prompt in prompts]
-        return [(r.prompt_index, r.text, ids[r.prompt_index], list(r.token_ids)) for r in rollouts]
-    result = engine.generate(list(prompts), samples, params).check()
-    engine.release()
-    return [(r.prompt_index, r.text, result.prompt_ids[r.prompt_index], list(r.token_ids)) for r in result]
 
 
 def token_columns(

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from explorl.analysis.impact import Continuation, Side, TokenImpact, benjamini_hochberg, fisher, newcombe
 from explorl.core.text import clean
+from explorl.evaluation.sample import (
+    AnyEngine,
+    PromptedProblem,
+    VerifiedSample,
+    sample_and_verify,
+    verify_texts,
+)
 from explorl.rollout import SamplingParams
 from explorl.tasks import Problem, Task, opens_think
-from explorl.tasks.base import verdicts_of
 
 MAX_TEXT = 2000
 """Most characters of a continuation that are stored."""
-
-
-class ContinuationSampler(Protocol):
-    """The part of `explorl.rollout.Engine` that is needed here."""
-
-    tokenizer: Any
-
-    def generate(self, prompts: Sequence[Any], n: int = 1, params: SamplingParams | None = None) -> Any:
-        """Sample n completions of each prompt."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ def within_budget(
 
 
 def sample_impacts(
-    sampler: ContinuationSampler,
+    engine: AnyEngine,
     task: Task,
     probes: Sequence[TokenProbe],
     *,
@@ -123,7 +119,6 @@ def sample_impacts(
     limits: ContinuationLimits,
     temperature: float = 1.0,
     seed: int = 0,
-    text_of: Callable[[int], str] | None = None,
 ) -> SampledImpacts:
     """Sample and verify `samples` continuations of each probe's two branches, in one call.
 
@@ -131,75 +126,81 @@ def sample_impacts(
     """
     if samples < 1:
         raise ValueError(f"samples is {samples}; use at least 2 continuations per token, such as 16")
-    branches = [(probe, branch) for probe in probes for branch in probe.branches()]
-    rooms = [limits.room(probe.prompt_ids, branch) for probe, branch in branches]
-    live = [index for index, (_, branch) in enumerate(branches) if not limits.ends(branch) and rooms[index] > 0]
-    rollouts: dict[int, list[Any]] = {}
+    branches = _branches(engine.tokenizer, probes)
+    ended = [limits.ends(branch.begun) for branch in branches]
+    rooms = [limits.room(probe.prompt_ids, branch) for probe in probes for branch in probe.branches()]
+    live = [index for index, room in enumerate(rooms) if room > 0 and not ended[index]]
+    sampled: list[VerifiedSample] = []
     if live:
         params = SamplingParams(temperature=temperature, max_tokens=[rooms[index] for index in live], seed=seed)
-        prompts = [[*branches[index][0].prompt_ids, *branches[index][1]] for index in live]
-        rollouts = dict(zip(live, sampler.generate(prompts, samples, params).by_prompt(), strict=True))
-    continuations = _verify(sampler.tokenizer, task, branches, rollouts, samples)
-    decode = text_of or (lambda token: str(sampler.tokenizer.decode([token])))
+        asked = [branches[index] for index in live]
+        sampled = sample_and_verify(engine, task, asked, samples, params, keep_failed=True)
+    continuations = _continuations(engine.tokenizer, task, branches, live, sampled, samples)
+
+    def name(token: int) -> str:
+        return clean(str(engine.tokenizer.decode([token])), 200)
+
     impacts = []
     for index, probe in enumerate(probes):
-        sampled, other = continuations[2 * index], continuations[2 * index + 1]
-        if sampled and other:
+        of_token, of_other = continuations[2 * index], continuations[2 * index + 1]
+        if of_token and of_other:
             first, second = (branch[-1] for branch in probe.branches())
-            impacts.append(
-                _impact(
-                    probe,
-                    Side(first, clean(decode(first), 200), probe.probability, tuple(sampled)),
-                    Side(second, clean(decode(second), 200), probe.other_probability, tuple(other)),
-                )
+            sides = (
+                Side(first, name(first), probe.probability, tuple(of_token)),
+                Side(second, name(second), probe.other_probability, tuple(of_other)),
             )
-    flat = [rollout for of_branch in rollouts.values() for rollout in of_branch]
+            impacts.append(_impact(probe, *sides))
+    finishes = [each.completion.finish_reason for each in sampled]
     return SampledImpacts(
         _corrected(impacts),
-        sum(len(rollout.token_ids) for rollout in flat),
-        ended=sum(limits.ends(branch) for _, branch in branches),
-        no_room=sum(not limits.ends(branch) and rooms[index] <= 0 for index, (_, branch) in enumerate(branches)),
-        cut_off=sum(rollout.finish_reason == "length" for rollout in flat),
-        failed=sum(rollout.finish_reason == "error" for rollout in flat),
+        sum(len(each.completion.token_ids) for each in sampled),
+        ended=sum(ended),
+        no_room=len(branches) - len(live) - sum(ended),
+        cut_off=finishes.count("length"),
+        failed=finishes.count("error"),
         left_out=len(probes) - len(impacts),
     )
 
 
-def _verify(
+def _branches(tokenizer: Any, probes: Sequence[TokenProbe]) -> list[PromptedProblem]:
+    """Return the two branches of each probe as prompts that end with the beginning of a completion."""
+    rendered: dict[int, str] = {}  # by id, because the probes of a completion share the list of prompt tokens
+    branches = []
+    for probe in probes:
+        if id(probe.prompt_ids) not in rendered:
+            rendered[id(probe.prompt_ids)] = str(tokenizer.decode(list(probe.prompt_ids)))
+        text = rendered[id(probe.prompt_ids)]
+        branches += [
+            PromptedProblem(probe.problem, [*probe.prompt_ids, *branch], text, opens_think(text), branch)
+            for branch in probe.branches()
+        ]
+    return branches
+
+
+def _continuations(
     tokenizer: Any,
     task: Task,
-    branches: Sequence[tuple[TokenProbe, list[int]]],
-    rollouts: dict[int, list[Any]],
+    branches: Sequence[PromptedProblem],
+    live: Sequence[int],
+    sampled: Sequence[VerifiedSample],
     samples: int,
 ) -> list[list[Continuation]]:
-    """Verify the continuations of each branch; a branch that cannot continue counts `samples` times by itself."""
-    pending: list[tuple[int, list[int], str]] = []
-    for index in range(len(branches)):
-        if index in rollouts:
-            pending += [
-                (index, list(rollout.token_ids), rollout.finish_reason)
-                for rollout in rollouts[index]
-                if rollout.finish_reason != "error"
-            ]
-        else:
-            pending.append((index, [], "none"))
-    texts = [_text(tokenizer, branches[index][1] + ids) for index, ids, _ in pending]
-    problems = [branches[index][0].problem for index, _, _ in pending]
-    openings: dict[int, bool] = {}  # by id, because the probes of a completion share the list of prompt tokens
-    for probe, _ in branches:
-        if id(probe.prompt_ids) not in openings:
-            openings[id(probe.prompt_ids)] = opens_think(str(tokenizer.decode(list(probe.prompt_ids))))
-    opened = [openings[id(branches[index][0].prompt_ids)] for index, _, _ in pending]
-    verdicts = verdicts_of(task, texts, problems, opened) if pending else []
+    """Return the continuations of each branch; one that cannot continue counts `samples` times by itself."""
     continuations: list[list[Continuation]] = [[] for _ in branches]
-    for (index, ids, finish), verdict in zip(pending, verdicts, strict=True):
-        continuation = Continuation(clean(_text(tokenizer, ids), MAX_TEXT), verdict.correct, finish)
-        continuations[index] += [continuation] * (1 if index in rollouts else samples)
+    for each in sampled:
+        finish = str(each.completion.finish_reason)
+        if finish != "error":
+            text = clean(_text(tokenizer, each.completion.token_ids), MAX_TEXT)
+            continuations[live[each.problem_index]].append(Continuation(text, each.verdict.correct, finish))
+    closed = sorted(set(range(len(branches))) - set(live))
+    texts = [_text(tokenizer, branches[index].begun) for index in closed]
+    for index, verdict in zip(closed, verify_texts(task, texts, [branches[i] for i in closed]), strict=True):
+        continuations[index] = [Continuation("", verdict.correct, "none")] * samples
     return continuations
 
 
-def _text(tokenizer: Any, ids: list[int]) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=True))
+def _text(tokenizer: Any, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def _impact(probe: TokenProbe, sampled: Side, other: Side) -> TokenImpact:

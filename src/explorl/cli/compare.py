@@ -14,7 +14,8 @@ from explorl.core.store import StoreError, write_json
 from explorl.core.terminal import literal
 from explorl.core.text import clean
 from explorl.evaluation import Evaluation
-from explorl.evaluation.results_folder import DIGEST, EvaluationFolder, load_evaluation
+from explorl.evaluation.completions import DIGEST
+from explorl.evaluation.results_folder import EvaluationFolder, load_evaluation
 from explorl.report.boundary_figures import figures, save
 from explorl.report.comparison_page import comparison_results
 from explorl.report.study_page import write_report

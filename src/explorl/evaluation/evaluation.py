@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from explorl.core.store import digest_of, write_json, write_parquet
-from explorl.evaluation.completions import TOOL_COLUMNS, answer_text, mean_of, sampled_tokens, tool_columns
-from explorl.evaluation.prompts import all_opened
+from explorl.core.store import digest_of, write_json
+from explorl.evaluation.completions import answer_mark_of, completion_columns, write_completions
+from explorl.evaluation.prompts import fit_into_context, fitting_template
 from explorl.evaluation.protocols import PROTOCOLS, Protocol, protocol
+from explorl.evaluation.sample import (
+    EngineName,
+    PromptedProblem,
+    open_engine,
+    prompted_problems,
+    sample_and_verify,
+)
 from explorl.metrics import avg_at_k, maj_at_k, pass_at_k
 from explorl.models import Policy
-from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams, UnsupportedModel
-from explorl.rollout.backends import generate as reference
-from explorl.rollout.backends.vllm import VllmEngine
-from explorl.rollout.requests import prompt_token_ids, render_prompt
-from explorl.rollout.tool_use import ToolUse, generate_with_tools
+from explorl.rollout import SamplingParams
+from explorl.rollout.tool_use import ToolUse
 from explorl.rollout.tools import ToolSpec
-from explorl.stats import Interval, Table
+from explorl.stats import Interval
 from explorl.stats.arm_differences import problem_interval
 from explorl.tasks import Problem, Task
-from explorl.tasks.base import verdicts_of
 
 __all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate", "fitting_template", "protocol"]
 
@@ -92,15 +92,6 @@ class Evaluation:
             return self.per_problem(k)
         return np.asarray(avg_at_k(self.correct, k) if kind == "avg" else maj_at_k(self.answers, self.correct, k))
 
-    def measured(self) -> dict[str, Interval]:
-        """Return the measures of the protocol's source, under names such as "maj@8"."""
-        return {
-            name.replace("@k", f"@{self.samples}"): problem_interval(
-                self.measure_per_problem(name), lowest=0.0, highest=1.0
-            )
-            for name in self.measures
-        }
-
     @property
     def ks(self) -> list[int]:
         """1, 2, 4, … up to the number of samples."""
@@ -117,55 +108,29 @@ class Evaluation:
             **({"data": self.data} if self.data else {}),
             "sampling": {key: value for key, value in asdict(self.sampling).items() if value not in ((), "", None)},
             "pass_at_k": {str(k): asdict(self.pass_at(k)) for k in self.ks},
-            "measures": {name: asdict(value) for name, value in self.measured().items()},
+            "measures": {
+                name.replace("@k", f"@{self.samples}"): asdict(
+                    problem_interval(self.measure_per_problem(name), lowest=0.0, highest=1.0)
+                )
+                for name in self.measures
+            },
             "well_formed": float(np.mean(self.rows["well_formed"])),
             "truncated": float(np.mean([reason == "length" for reason in self.rows["finish_reason"]])),
             "mean_tokens": float(np.mean(self.rows["tokens"])),
             **({"tool": self.tool, "calls": float(np.mean(self.rows["calls"]))} if self.tool else {}),
-            "entropy": self._token_mean("entropy"),
-            "branching": self._token_mean("branching"),
+            "entropy": token_mean(self.rows["entropy"], self.rows["tokens"]),
+            "branching": token_mean(self.rows["branching"], self.rows["tokens"]),
         }
-
-    def _token_mean(self, measure: str) -> float | None:
-        """Return the mean over all sampled tokens, or None if it was not recorded."""
-        values, tokens = self.rows[measure], self.rows["tokens"]
-        return None if None in values else float(np.average(values, weights=tokens))
-
-    def table(self) -> Table:
-        """Return a table of pass@k with intervals and of statistics of the completions."""
-        summary = self.summary()
-        scores = {**self.measured(), **{f"pass@{k}": self.pass_at(k) for k in self.ks}}
-        rows: list[list[Any]] = [[name, value] for name, value in scores.items()]
-        rows += [
-            [name.replace("_", " "), summary[name]]
-            for name in ("well_formed", "truncated", "mean_tokens", "calls", "entropy", "branching")
-            if name in summary
-        ]
-        title = (
-            f"{self.model} on {self.task}: {len(self.problem_ids)} problems × {self.samples} samples, {self.protocol}"
-        )
-        numbers = [number_format(row[0].replace(" ", "_")) for row in rows]
-        return Table(["measure", "value"], rows, title=title, row_numbers=numbers)
 
     def save(self, folder: Path, name: str) -> None:
         """Write `name`.json (the summary) and `name`.parquet (every completion)."""
-        write_parquet(folder / f"{name}.parquet", self.rows)
+        write_completions(folder / f"{name}.parquet", self.rows)
         write_json(folder / f"{name}.json", self.summary())
 
 
-def fitting_template(task: Task, tokenizer: Any, template: str | None = None) -> str | None:
-    """Return the given prompt template, else "chat" for a model with a chat template, else None: the task's default."""
-    if template is not None:
-        return template
-    return "chat" if getattr(tokenizer, "chat_template", None) and "chat" in task.templates else None
-
-
-def data_digest(problem: Problem) -> str | None:
-    """Return a digest of what a problem's verdicts depend on, or None if that is not JSON."""
-    try:
-        return hashlib.blake2b(json.dumps(problem.data, sort_keys=True).encode(), digest_size=8).hexdigest()
-    except (TypeError, ValueError):
-        return None
+def token_mean(means: Sequence[float | None], tokens: Sequence[int]) -> float | None:
+    """Return the mean over all sampled tokens of means per completion, or None if one was not recorded."""
+    return None if None in means or not sum(tokens) else float(np.average(np.array(means, float), weights=tokens))
 
 
 def evaluate(
@@ -178,7 +143,7 @@ def evaluate(
     template: str | None = None,
     seed: int = 0,
     batch_size: int | None = None,
-    engine: Literal["explorl", "generate", "vllm"] | None = None,
+    engine: EngineName | None = None,
     dtype: torch.dtype | None = None,
     tools: ToolUse | ToolSpec | str | None = None,
     on_progress: Callable[[int], None] | None = None,
@@ -199,97 +164,34 @@ def evaluate(
             raise ValueError(
                 f"engine is {engine!r}, which cannot call tool {tool_use.tool.name!r}; use 'explorl' or None"
             )
-    samples = how.samples_for(task)
+        engine = "explorl"
     if not problems:
         raise ValueError(f"there are no problems to evaluate {policy.name} on; use 1 or more of task {task.name}")
+    samples = how.samples_for(task)
     prompts = [task.prompt(problem, template) for problem in problems]
-    context = getattr(policy.model.config, "max_position_embeddings", None)
-    params = replace(how.sampling, seed=seed)
-    longest = max(len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in prompts)
-    if context is not None:
-        if longest >= context:
-            raise ValueError(f"a prompt of {longest} tokens does not fit into the context of {policy.name}: {context}")
-        params = replace(params, max_tokens=min(int(np.max(params.max_tokens)), context - longest))
-    longest += int(np.max(params.max_tokens))
-    completions: Sequence[Rollout | reference.Completion]
-    sampler = Engine(policy.model, policy.tokenizer, batch_size=batch_size, dtype=dtype)
-    if tool_use is not None:
-        sampler.check(longest)
-        engine = "explorl"
-    if engine is None:
-        engine = _fitting_engine(sampler, longest)
-    tick = None if on_progress is None else lambda _: on_progress(1)
-    if tool_use is not None:
-        completions = generate_with_tools(sampler, prompts, samples, params, tool_use, on_finish=tick).check()
-    elif engine == "vllm":
-        completions = _by_vllm(policy, prompts, samples, params, batch_size, tick)
-    elif engine == "explorl":
-        completions = sampler.generate(prompts, samples, params, on_finish=tick).check()
-    else:
-        completions = reference.generate(
-            policy.model,
-            policy.tokenizer,
-            prompts,
-            samples,
-            params,
-            batch_size=batch_size or 64,
-            on_batch=on_progress,
-        )
-    rows: dict[str, list[Any]] = {
-        key: []
-        for key in (
-            "problem", "sample", "prompt", "completion", "tokens", "finish_reason",
-            "correct", "well_formed", "answer", "error", "entropy", "branching",
-            *(TOOL_COLUMNS if tool_use is not None else ()),
-        )
-    }  # fmt: skip
-    indices = [completion.prompt_index for completion in completions]
-    rendered = [render_prompt(policy.tokenizer, prompt) for prompt in prompts]
-    opened = all_opened(policy.tokenizer, prompts, params.prefix)
-    verdicts = iter(
-        verdicts_of(
-            task,
-            [answer_text(completion) for completion in completions],
-            [problems[index] for index in indices],
-            [opened[index] for index in indices],
-        )
-    )
-    for completion in completions:
-        problem = problems[completion.prompt_index]
-        verdict = next(verdicts)
-        values = (
-            problem.id, completion.sample_index, rendered[completion.prompt_index],
-            completion.text, sampled_tokens(completion), completion.finish_reason,
-            verdict.correct, verdict.well_formed, verdict.answer, verdict.error,
-            mean_of(completion, "entropy"), mean_of(completion, "branching"),
-            *(tool_columns(completion).values() if tool_use is not None and isinstance(completion, Rollout) else ()),
-        )  # fmt: skip
-        for key, value in zip(rows, values, strict=True):
-            rows[key].append(value)
-    ids = [problem.id for problem in problems]
-    tool = "" if tool_use is None else tool_use.tool.name
-    digests = [data_digest(problem) for problem in problems]
-    data = None if None in digests else digest_of(sorted(zip(ids, digests, strict=True)))  # independent of the order
-    return Evaluation(task.name, policy.name, name, samples, how.sampling, ids, rows, how.measures, tool, data)
-
-
-def _by_vllm(
-    policy: Policy, prompts: Sequence[Any], n: int, params: SamplingParams, batch_size: int | None, tick: Any
-) -> Rollouts:
-    options: dict[str, Any] = {} if batch_size is None else {"max_num_seqs": batch_size}
-    sampler = VllmEngine.colocated(policy.model, policy.tokenizer, **options)
+    params, longest = fit_into_context(policy, prompts, replace(how.sampling, seed=seed))
+    asked = prompted_problems(policy.tokenizer, problems, prompts, params.prefix)
+    sampler = open_engine(policy, engine, longest=longest, batch_size=batch_size, dtype=dtype)
     try:
-        return sampler.generate(prompts, n, params, on_finish=tick)
+        verified = sample_and_verify(sampler, task, asked, samples, params, tools=tool_use, on_finish=on_progress)
     finally:
         sampler.release()
+    mark = answer_mark_of(task, asked[0].rendered)
+    return Evaluation(
+        task.name,
+        policy.name,
+        name,
+        samples,
+        how.sampling,
+        [problem.id for problem in problems],
+        completion_columns(verified, mark, with_tool=tool_use is not None),
+        how.measures,
+        "" if tool_use is None else tool_use.tool.name,
+        _digest_of_all(asked),
+    )
 
 
-def _fitting_engine(sampler: Engine, longest: int) -> Literal["explorl", "generate"]:
-    try:
-        sampler.check(longest)
-    except UnsupportedModel as error:
-        warnings.warn(
-            f"sampling by model.generate, which is slower than Explorl's engine: {error.reason}", stacklevel=3
-        )
-        return "generate"
-    return "explorl"
+def _digest_of_all(problems: Sequence[PromptedProblem]) -> str | None:
+    """Return a digest of all problems' data that is independent of their order, or None if one has none."""
+    pairs = [(each.problem.id, each.digest) for each in problems]
+    return None if None in dict(pairs).values() else digest_of(sorted(pairs))

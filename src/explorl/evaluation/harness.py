@@ -12,9 +12,8 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,18 +22,19 @@ import numpy as np
 from explorl.core.errors import ConfigError
 from explorl.core.store import file_name, write_json
 from explorl.core.text import clean
-from explorl.evaluation.evaluation import Evaluation, fitting_template
+from explorl.evaluation.completions import TOKEN_COLUMNS
+from explorl.evaluation.evaluation import Evaluation
 from explorl.evaluation.job import Chunk, Job
-from explorl.evaluation.prompts import check_prompts
+from explorl.evaluation.prompts import check_prompts, fitting_template, token_limits
 from explorl.evaluation.protocols import Protocol, task_label
-from explorl.evaluation.results_folder import TOKEN_COLUMNS, EvaluationFolder, evaluation_of
+from explorl.evaluation.results_folder import EvaluationFolder, evaluation_of
+from explorl.evaluation.sample import AnyEngine, open_engine, prompted_problems
 from explorl.evaluation.scores import as_json, scores, table, unsolved
 from explorl.models import ModelError, Policy, load_policy, resolve_model
-from explorl.rollout import Engine, UnsupportedModel
-from explorl.rollout.backends.vllm import VllmEngine, need_vllm
+from explorl.rollout import UnsupportedModel
+from explorl.rollout.backends.vllm import need_vllm
 from explorl.rollout.tool_use import ToolUse
 from explorl.rollout.tools import ToolSpec
-from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.stats import Interval
 from explorl.tasks import Task, get_task, takes_option, task_type
 from explorl.tasks.base import problems_of
@@ -132,27 +132,37 @@ def run_evaluation(
         need_vllm()
         if tool_use is not None:
             raise ValueError(f"engine is 'vllm', which cannot call tool {tool_use.tool.name!r}; use 'explorl'")
-    variants = [None] if tool_use is None else [None, tool_use]
+    pairs = list(itertools.product(task_list, [None] if tool_use is None else [None, tool_use]))
     results = []
-    with _pool(tool_use) as pool:
+
+    def report_failure(label: str, task: Task, error: Exception) -> None:
+        if on_failure is None:
+            raise error
+        text = clean(" ".join(str(error).split()) or type(error).__name__)
+        on_failure(FailedEvaluation(label, task_label(task), text))
+
+    with nullcontext() if tool_use is None else tool_use.pool() as pool:
         for label, model in labelled.items():
-            report_failure = partial(_report_failure, on_failure)
             policy = sampler = None
             try:
                 policy, sampler = _open(label, model, how, batch_size, dtype, engine, trust_remote_code)
                 if tool_use is not None:
                     tool_use.check(policy.tokenizer, label)
             except Exception as error:
-                for (task, _), tool in itertools.product(task_list, variants):
+                for (task, _), tool in pairs:
                     report_failure(_tool_label(label, tool), task, error)
                 continue
             weights = fingerprint(policy)
-            for (task, options), tool in itertools.product(task_list, variants):
+            for (task, options), tool in pairs:
                 try:
                     problems = problems_of(task, split, limit)
                     fitting = fitting_template(task, policy.tokenizer, template)
-                    check_prompts([task.prompt(p, fitting) for p in problems], policy, task, fitting, "--template")
-                    job = Job(policy, sampler, task, problems, how, fitting, seed, tool, pool)
+                    prompts = [task.prompt(problem, fitting) for problem in problems]
+                    check_prompts(prompts, policy, task, fitting, "--template")
+                    limits = token_limits(policy, prompts, how.sampling)
+                    asked = prompted_problems(policy.tokenizer, problems, prompts, how.sampling.prefix)
+                    samples = how.samples_for(task)
+                    job = Job(sampler, task, asked, samples, how.sampling, limits, seed, tool, pool)
                     # keep the colon of names like gym:chain_sum
                     task_name = ":".join(map(file_name, task_label(task).split(":")))
                     folder = f"{file_name(_tool_label(label, tool))}-{task_name}-{file_name(name)}"
@@ -184,23 +194,9 @@ def run_evaluation(
     return results
 
 
-def _pool(tool_use: ToolUse | None) -> AbstractContextManager[InterpreterPool | None]:
-    return nullcontext() if tool_use is None else tool_use.pool()
-
-
 def _tool_label(label: str, tool: ToolUse | None) -> str:
     """Return a model's label, with the tool that it may call."""
     return label if tool is None else f"{label}+{tool.tool.name}"
-
-
-def _report_failure(
-    on_failure: Callable[[FailedEvaluation], None] | None, label: str, task: Task, error: Exception
-) -> None:
-    """Report a failure, or raise it without ``on_failure``."""
-    if on_failure is None:
-        raise error
-    text = clean(" ".join(str(error).split()) or type(error).__name__)
-    on_failure(FailedEvaluation(label, task_label(task), text))
 
 
 def _open(
@@ -211,25 +207,25 @@ def _open(
     dtype: Literal["float32", "bfloat16", "float16"],
     kind: Literal["explorl", "vllm"],
     trust_remote_code: bool,
-) -> tuple[Policy, Engine | VllmEngine]:
+) -> tuple[Policy, AnyEngine]:
     """Return the policy, and an engine that can sample it."""
     if isinstance(model, str):
         policy = load_policy(model, dtype=dtype, device=_device(), trust_remote_code=trust_remote_code)
     else:
         policy = model
     if kind == "vllm":
-        options: dict[str, Any] = {} if batch_size is None else {"max_num_seqs": batch_size}
-        options["trust_remote_code"] = trust_remote_code
-        return policy, VllmEngine.colocated(policy.model, policy.tokenizer, source=_source(model), **options)
-    engine = Engine(policy.model, policy.tokenizer, batch_size=batch_size)
+        source = _source(model)
+        return policy, open_engine(
+            policy, kind, batch_size=batch_size, source=source, trust_remote_code=trust_remote_code
+        )
     try:
-        engine.check(int(np.max(how.sampling.max_tokens)))
+        longest = int(np.max(how.sampling.max_tokens))
+        return policy, open_engine(policy, kind, longest=longest, batch_size=batch_size)
     except UnsupportedModel as error:
         raise ModelError(
             f"{label} cannot be sampled by Explorl's engine ({error.reason}); in Python, "
-            "explorl.evaluation.evaluation(..., engine='generate') samples it with model.generate"
+            "explorl.evaluation.evaluate(..., engine='generate') samples it with model.generate"
         ) from error
-    return policy, engine
 
 
 def _source(model: str | Policy) -> str | None:
@@ -269,11 +265,11 @@ def _fill(
 ) -> Evaluated:
     """Sample what is missing of these chunks, and score the evaluation once nothing is missing."""
     identity = store.identity()
-    ids = [problem.id for problem in job.problems]
-    stored = store.have(ids, job.samples, job.digests)
+    ids = [each.problem.id for each in job.problems]
+    stored = store.have(ids, job.samples, [each.digest for each in job.problems])
     share = np.zeros_like(stored)
     for chunk in chunks:
-        share[chunk.problems, chunk.samples] = True
+        share[chunk] = True
     done, total, drawn = int((stored & share).sum()), int(share.sum()), 0
 
     def tick(advance: int) -> None:
@@ -284,7 +280,7 @@ def _fill(
 
     tick(0)
     for chunk in chunks:
-        wanted = ~stored[chunk.problems, chunk.samples]
+        wanted = ~stored[chunk]
         if wanted.any():
             rows = job.draw(chunk, wanted, identity["token_records"], tick)
             store.write(rows)
@@ -322,7 +318,7 @@ def _stores_records(store: EvaluationFolder, job: Job, choice: bool | None) -> b
         return choice
     if store.identity_path.exists():
         return bool(store.identity()["token_records"])
-    return sum(job.limits) * job.samples * 4 * len(TOKEN_COLUMNS) <= RECORD_BYTES
+    return int(job.limits.sum()) * job.samples * 4 * len(TOKEN_COLUMNS) <= RECORD_BYTES
 
 
 def fingerprint(policy: Policy) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from explorl.core.config import ConfigError
 from explorl.models import Policy
 from explorl.models.chat_templates import REPLY, template_fault
+from explorl.rollout import SamplingParams
 from explorl.rollout.requests import prompt_token_ids, render_prompt
 from explorl.tasks import Prompt, Task, opens_think
 from explorl.tasks.base import checked_prompt
@@ -16,22 +21,48 @@ LONGEST = 64
 """Number of the prompts with the most characters that are tokenized to find the longest."""
 
 
-def opens_think_in(tokenizer: Any, prompt: Prompt, prefix: str = "") -> bool:
-    """Return whether the rendered prompt ends with an open ``<think>``, which a chat template may add."""
-    return opens_think(render_prompt(tokenizer, prompt) + prefix)
+def fitting_template(task: Task, tokenizer: Any, template: str | None = None) -> str | None:
+    """Return the given prompt template, else "chat" for a model with a chat template, else None: the task's default."""
+    if template is not None:
+        return template
+    return "chat" if getattr(tokenizer, "chat_template", None) and "chat" in task.templates else None
 
 
-def all_opened(tokenizer: Any, prompts: Sequence[Prompt], prefix: str | Sequence[str] = "") -> list[bool]:
-    """Return `opens_think_in` of each prompt.
+def all_opened(tokenizer: Any, prompts: Sequence[Prompt]) -> list[bool]:
+    """Return whether each prompt ends with an open ``<think>``, which a chat template may add.
 
-    Only the first prompt of messages is rendered, since one chat template ends them all. ``prefix`` follows all
-    prompts, or is a list with one per prompt.
+    Only the first prompt of messages is rendered, since one chat template ends them all.
     """
     first = next((prompt for prompt in prompts if not isinstance(prompt, str)), None)
-    by_template = first is not None and opens_think_in(tokenizer, first)
-    ends = [prompt if isinstance(prompt, str) else "<think>" * by_template for prompt in prompts]
-    prefixes = [prefix] * len(ends) if isinstance(prefix, str) else prefix
-    return [opens_think(end + text) for end, text in zip(ends, prefixes, strict=True)]
+    by_template = first is not None and opens_think(render_prompt(tokenizer, first))
+    return [opens_think(prompt) if isinstance(prompt, str) else by_template for prompt in prompts]
+
+
+def room(policy: Policy, tokens: int) -> float:
+    """Return how many tokens the model's context leaves after a prompt; raise ValueError if there are none."""
+    context = getattr(policy.model.config, "max_position_embeddings", None)
+    if context is not None and tokens >= context:
+        raise ValueError(f"a prompt of {tokens} tokens does not fit into the context of {policy.name}: {context}")
+    return math.inf if context is None else context - tokens
+
+
+def token_limits(policy: Policy, prompts: Sequence[Prompt], params: SamplingParams) -> np.ndarray:
+    """Return the most tokens of a completion of each prompt: the parameters', or what the model's context leaves."""
+    if not isinstance(params.prefix, str):
+        raise ValueError(f"prefix is {params.prefix!r}; use one text for all prompts, such as '<think>'")
+    begun = len(policy.tokenizer(params.prefix, add_special_tokens=False)["input_ids"])
+    lengths = [len(prompt_token_ids(policy.tokenizer, prompt)) + begun for prompt in prompts]
+    return np.minimum(np.max(params.max_tokens), [room(policy, length) for length in lengths]).astype(int)
+
+
+def fit_into_context(policy: Policy, prompts: Sequence[Prompt], params: SamplingParams) -> tuple[SamplingParams, int]:
+    """Return the parameters with a limit that fits after the longest prompt, and the most tokens of both together."""
+    longest = max(len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in prompts)
+    limit, left = int(np.max(params.max_tokens)), room(policy, longest)
+    if left < math.inf:
+        limit = min(limit, int(left))
+        params = replace(params, max_tokens=limit)
+    return params, longest + limit
 
 
 def check_prompts(

@@ -22,29 +22,18 @@ from typing import Any
 import numpy as np
 
 from explorl.core.merge import flatten
-from explorl.core.store import StoreError, cleaned, read_json, write_json, write_parquet
-from explorl.evaluation.completions import TOOL_COLUMNS
+from explorl.core.store import StoreError, cleaned, read_json, write_json
+from explorl.evaluation.completions import (
+    COLUMNS,
+    DIGEST,
+    TOOL_COLUMNS,
+    Columns,
+    read_completions,
+    write_completions,
+)
 from explorl.evaluation.evaluation import Evaluation
 from explorl.rollout import SamplingParams
 
-Columns = dict[str, list[Any]]
-
-COLUMNS: Mapping[str, str] = {
-    "problem_index": "int32", "problem": "string", "sample": "int32", "prompt": "string", "completion": "string",
-    "tokens": "int32", "finish_reason": "string", "correct": "bool", "well_formed": "bool", "answer": "string",
-    "error": "string", "entropy": "float64", "branching": "float64", "format_violations": "int32",
-    "redundancy": "float64", "cjk": "int32",
-}  # fmt: skip
-"""`tokens` counts the sampled tokens, and `entropy` and `branching` are means over them; `cjk` counts characters."""
-
-TOKEN_COLUMNS: Mapping[str, str] = {
-    "token_ids": "int32", "token_entropy": "float32", "token_branching": "int32", "token_logps": "float32",
-}  # fmt: skip
-"""Lists with one entry per token, null for tokens of a tool's output. The log-probabilities are those of the policy at
-the sampling temperature."""
-
-DIGEST = "data_digest"
-"""Column with a digest of the problem's data, on which its verdicts depend; missing in files of older versions."""
 TEXT = ("prompt", "completion", "error")
 STALE_SECONDS = 3600
 """Age at which a temporary file is taken to be left by a killed process."""
@@ -85,18 +74,12 @@ class EvaluationFolder:
 
     # ------------------------------------------------------------------ samples
     def write(self, rows: Columns) -> None:
-        """Add completions with the columns of `COLUMNS`, and those of `TOOL_COLUMNS` and `TOKEN_COLUMNS`."""
-        import pyarrow as pa
-
-        kinds = {name: getattr(pa, kind.replace("bool", "bool_"))() for name, kind in COLUMNS.items()}
-        kinds |= {DIGEST: pa.string()} if DIGEST in rows else {}
-        kinds |= {name: getattr(pa, kind)() for name, kind in TOOL_COLUMNS.items() if name in rows}
-        kinds |= {name: pa.list_(getattr(pa, kind)()) for name, kind in TOKEN_COLUMNS.items() if name in rows}
+        """Add completions."""
         pairs = np.array([rows["problem_index"], rows["sample"]], dtype=np.int64)
         (first, start), (last, stop) = pairs.min(axis=1), pairs.max(axis=1)
         digest = hashlib.blake2b(pairs.tobytes(), digest_size=4).hexdigest()
         name = f"problems-{first:05d}-{last:05d}-samples-{start:04d}-{stop:04d}-{digest}.parquet"
-        write_parquet(self.samples / name, {key: rows[key] for key in kinds}, kinds)
+        write_completions(self.samples / name, rows)
 
     def have(self, problems: Sequence[str], samples: int, digests: Sequence[str | None] | None = None) -> np.ndarray:
         """Return which samples of these problems are stored, as an array of problems × samples.
@@ -106,7 +89,7 @@ class EvaluationFolder:
         stored = np.zeros((len(problems), samples), dtype=bool)
         ids = np.asarray(cleaned(list(problems)), dtype=object)
         for path in self.parts():
-            part = _columns(path, ("problem_index", "problem", "sample"), optional=(DIGEST,))
+            part = read_completions(path, ("problem_index", "problem", "sample"), (DIGEST,))
             index, sample = part["problem_index"].to_numpy(), part["sample"].to_numpy()
             inside = index < len(problems)
             other = inside.copy()
@@ -135,10 +118,10 @@ class EvaluationFolder:
         """Return the first samples of the first problems, in order; of texts and token records only those named."""
         import pyarrow as pa
 
-        wanted = [*(name for name in COLUMNS if name not in TEXT), *columns]
+        wanted = [*(name for name in COLUMNS if name not in (*TEXT, DIGEST)), *columns]
         if "tool" in self.identity():
             wanted += [name for name in TOOL_COLUMNS if name != "tool_calls" and name not in columns]
-        parts = [_columns(path, wanted, optional=(DIGEST,)) for path in self.parts()]
+        parts = [read_completions(path, wanted, (DIGEST,)) for path in self.parts()]
         table = pa.concat_tables(parts, promote_options="default")  # older files lack a column
         keys = table["problem_index"].to_numpy().astype(np.int64), table["sample"].to_numpy().astype(np.int64)
         rows = np.flatnonzero((keys[0] < problems) & (keys[1] < samples))
@@ -147,7 +130,7 @@ class EvaluationFolder:
         if len(first) < problems * samples:
             missing = problems * samples - len(first)
             raise StoreError(f"{self.folder} lacks {missing} of {problems * samples} samples; run the evaluation again")
-        return {name: values.to_pylist() for name, values in _named(table.take(pa.array(rows[first])))}
+        return dict(table.take(pa.array(rows[first])).to_pydict())
 
     def parts(self) -> list[Path]:
         """Return the complete files of samples."""
@@ -179,26 +162,6 @@ def evaluation_of(identity: Mapping[str, Any], rows: Columns, samples: int, meas
         tuple(measures),
         identity.get("tool", {}).get("name", ""),
     )
-
-
-def _columns(path: Path, names: Sequence[str], optional: Sequence[str] = ()) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            present = [name for name in optional if name in file.schema_arrow.names]
-            table = file.read(columns=[*names, *present])
-    except (pa.ArrowException, OSError) as error:
-        raise StoreError(f"cannot read {path}: {error}; remove it to sample its completions again") from error
-    for name in names:
-        if name not in table.column_names:
-            raise StoreError(f"{path} has no column {name!r}; token records are stored with token_records=True")
-    return table
-
-
-def _named(table: Any) -> list[tuple[str, Any]]:
-    return [(name, table[name]) for name in table.column_names]
 
 
 def _read_json(path: Path, advice: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from explorl.core import processes
 from explorl.core.config import Config, ConfigError
 from explorl.evaluation import Evaluation, evaluate, protocol
-from explorl.evaluation.evaluation import data_digest
+from explorl.evaluation.sample import data_digest
 from explorl.models import Policy, load_policy
 from explorl.tasks import Problem, Task, get_task
 from explorl.tasks.base import problems_of

@@ -14,12 +14,14 @@ Texts are stored exactly as sampled, control characters included, because they a
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from explorl.core.store import RunStore, StoreError, atomic_path, fsync_folder, read_json, write_json
-from explorl.training.rft.samples import Columns, Sample, from_columns, to_columns
+from explorl.core.store import RunStore, atomic_folder, fsync_folder, read_json, write_json
+from explorl.core.store.atomic_files import write_arrays
+from explorl.evaluation.completions import Columns, read_completions, write_completions
+from explorl.training.rft.samples import Sample, from_columns
 
 Stage = Literal["sampling", "filtering", "fitting", "evaluation"]
 
@@ -51,22 +53,21 @@ class IterationFolder:
     def part(self, number: int) -> Path:
         return self.parts / f"part-{number:05d}.parquet"
 
-    def write_part(self, number: int, samples: Sequence[Sample], seconds: float, prompt_tokens: int) -> None:
-        """Write a part of the responses, with their sampling time and prompt tokens."""
-        columns = to_columns(samples)
-        columns["seconds"] = [seconds / len(samples)] * len(samples)
-        columns["prompt_tokens"] = [prompt_tokens / len(samples)] * len(samples)
-        write_raw(self.part(number), columns)
+    def write_part(self, number: int, columns: Columns, seconds: float) -> None:
+        """Write a part of the responses, with their sampling time in equal shares."""
+        count = len(columns["sample"])
+        write_completions(self.part(number), columns | {"seconds": [seconds / count] * count}, verbatim=True)
 
     def join_parts(self, count: int) -> None:
         """Join the parts into the pool and remove them."""
-        tables = [read_raw(self.part(number)) for number in range(count)]
-        write_raw(self.pool_path, {name: [value for table in tables for value in table[name]] for name in tables[0]})
+        parts = [read_completions(self.part(number)).to_pydict() for number in range(count)]
+        columns = {name: [value for part in parts for value in part[name]] for name in parts[0]}
+        write_completions(self.pool_path, columns, verbatim=True)
         shutil.rmtree(self.parts, ignore_errors=True)
 
     def pool(self) -> tuple[list[Sample], Columns]:
         """Read the pool: its responses, and all its columns."""
-        columns = read_raw(self.pool_path)
+        columns = read_completions(self.pool_path).to_pydict()
         return from_columns(columns), columns
 
     # ------------------------------------------------------------------ filtering
@@ -78,8 +79,10 @@ class IterationFolder:
 
     def write_selection(self, dropped: Columns, selected: Columns, facts: Mapping[str, Any]) -> None:
         """Write the selection; the facts come last and mark it as complete."""
-        write_raw(self.folder / "dropped.parquet", dropped)
-        write_raw(self.folder / "selected.parquet", selected)
+        import pyarrow as pa
+
+        write_arrays(self.folder / "dropped.parquet", {name: pa.array(values) for name, values in dropped.items()})
+        write_completions(self.folder / "selected.parquet", selected, verbatim=True)
         write_json(self.selection_path, dict(facts))
 
     def selection(self) -> dict[str, Any]:
@@ -88,34 +91,11 @@ class IterationFolder:
 
     def selected(self) -> Columns:
         """Read the responses to train on."""
-        return read_raw(self.folder / "selected.parquet")
-
-
-def write_raw(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write a parquet file atomically, with texts unchanged."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with atomic_path(path) as temporary:
-        pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), temporary,
-                       compression="zstd")  # fmt: skip
-
-
-def read_raw(path: Path) -> Columns:
-    """Read a file of `write_raw`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            return dict(file.read().to_pydict())
-    except (pa.ArrowException, OSError) as error:
-        raise StoreError(f"cannot read {path}: {error}; remove it to compute it again") from error
+        return dict(read_completions(self.folder / "selected.parquet").to_pydict())
 
 
 def link_folder(source: Path, target: Path) -> None:
     """Hard-link all files into a second folder atomically; copy them if the file system has no hard links."""
-    from explorl.core.store import atomic_folder
 
     def link(existing: str, new: str) -> None:
         try:

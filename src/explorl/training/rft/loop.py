@@ -20,10 +20,12 @@ from rich.console import Console
 from explorl.core.config import Config, ConfigError, check_precision, rft_config
 from explorl.core.store import RunStore, digest_of, read_json, write_json
 from explorl.core.terminal import ProgressLines, literal
-from explorl.evaluation.evaluation import data_digest
+from explorl.evaluation.completions import Columns
+from explorl.evaluation.evaluation import token_mean
 from explorl.evaluation.prompts import check_prompts
+from explorl.evaluation.sample import data_digest
 from explorl.models import Policy
-from explorl.tasks import Prompt, get_task
+from explorl.tasks import Problem, Prompt, get_task
 from explorl.tasks.base import checked_prompt, problems_of
 from explorl.training.callbacks import progress_bar
 from explorl.training.grpo.logged_columns import prompt_text
@@ -32,10 +34,10 @@ from explorl.training.rft.answer_spans import answer_mark
 from explorl.training.rft.fitting import check_turns, derived_seed, fit
 from explorl.training.rft.folder import IterationFolder, Stage, link_folder
 from explorl.training.rft.registry import build_filters, build_selector, name_of
-from explorl.training.rft.samples import Columns, to_columns
-from explorl.training.rft.sampling import PoolSampler, PromptedProblem, check_room
+from explorl.training.rft.samples import CUT, to_columns
+from explorl.training.rft.sampling import PoolSampler, check_room
 from explorl.training.rft.selectors import NEED_RECORDS, Selection, select
-from explorl.training.rft.summary import empty_selection_text, scores_text, selection_facts, selection_text, token_mean
+from explorl.training.rft.summary import empty_selection_text, scores_text, selection_facts, selection_text
 from explorl.training.run_setup import check_holdout, configured_policy, evaluate_holdout, task_options
 
 PART_SIZE = 2048
@@ -105,21 +107,15 @@ class _Loop:
         check_rft(config)
         self.config, self.store, self.console = config, store, console
         self.task = get_task(config.task.name, **task_options(config))
-        self.problems = self._prompted_problems()
-        self.prompts = {item.problem.id: item.prompt for item in self.problems}
-        self.mark = config.rft.answer_mark or answer_mark(self.task, self.problems[0].prompt)
+        self.problems = problems_of(self.task, "train", config.task.train_problems)
+        if config.evaluation.every or config.evaluation.ends:
+            check_holdout(config, self.task, self.problems)
+        template = config.task.template
+        prompts = [checked_prompt(self.task, self.task.prompt(problem, template)) for problem in self.problems]
+        self.prompts = dict(zip([problem.id for problem in self.problems], prompts, strict=True))
+        self.mark = config.rft.answer_mark or answer_mark(self.task, prompts[0])
         self._check_mark()
         self._loaded: Policy | None = None
-
-    def _prompted_problems(self) -> list[PromptedProblem]:
-        config = self.config
-        problems = problems_of(self.task, "train", config.task.train_problems)
-        if config.evaluation.every or config.evaluation.ends:
-            check_holdout(config, self.task, problems)
-        return [
-            PromptedProblem(problem, checked_prompt(self.task, self.task.prompt(problem, config.task.template)))
-            for problem in problems
-        ]
 
     def _check_mark(self) -> None:
         names = [name for name in map(name_of, self.config.rft.filters) if name in filters.NEED_MARK]
@@ -140,7 +136,7 @@ class _Loop:
         resumed = f"iteration {stage[0]}, {stage[1]}" if stage and store.has_steps else None
         store.begin(config.dump(), "rft")
         store.rewind(stage[0] - 1 if stage else config.rft.iterations)
-        rows = digest_of([[item.problem.id, item.prompt, data_digest(item.problem)] for item in self.problems])
+        rows = digest_of([[problem.id, self.prompts[problem.id], data_digest(problem)] for problem in self.problems])
         if resumed and (warning := store.data_changed_warning(rows)):
             self._print(warning)
         store.record_start(kind="rft", seed=config.seed, resumed_from=resumed, rows=rows)
@@ -170,7 +166,9 @@ class _Loop:
             selected = iteration.selected()
             examples = [
                 {"prompt": self._prompt(problem, prompt), "completion": text}
-                for problem, prompt, text in zip(selected["problem"], selected["prompt"], selected["text"], strict=True)
+                for problem, prompt, text in zip(
+                    selected["problem"], selected["prompt"], selected["completion"], strict=True
+                )
             ]
             start = self.config.model.name if self.config.rft.from_ == "base" else self._model(number - 1)
             seed = derived_seed(self.config.seed, number, "fit")
@@ -208,7 +206,7 @@ class _Loop:
         return self._loaded
 
     def _check_policy(self, policy: Policy) -> None:
-        prompts, template = [item.prompt for item in self.problems], self.config.task.template
+        prompts, template = list(self.prompts.values()), self.config.task.template
         check_prompts(prompts, policy, self.task, template)
         check_turns(prompts[0], policy, self.task, template)
         check_room(self.config, policy, prompts)
@@ -217,7 +215,7 @@ class _Loop:
         self.console.print(literal(text), soft_wrap=True, highlight=False)
 
     # ------------------------------------------------------------------ sampling
-    def _iteration_problems(self, number: int) -> list[PromptedProblem]:
+    def _iteration_problems(self, number: int) -> list[Problem]:
         """Return the problems of an iteration, which cycle through all problems."""
         count = min(self.config.rft.prompts or len(self.problems), len(self.problems))
         first = (number - 1) * count
@@ -235,17 +233,17 @@ class _Loop:
             progress = bar.add_task(label, total=len(problems) * samples, note="")
             for index, part in enumerate(parts):
                 if not iteration.part(index).exists():
-                    sampler = sampler or PoolSampler(
-                        self.config, self._policy(self._model(iteration.number - 1)), self.task, self.mark
-                    )
+                    policy = self._policy(self._model(iteration.number - 1))
+                    sampler = sampler or PoolSampler(self.config, policy, self.task, self.mark)
+                    prompts = [self.prompts[problem.id] for problem in part]
                     began, seed = time.monotonic(), derived_seed(self.config.seed, iteration.number, "sample", index)
-                    responses = sampler.sample(part, seed, lambda count: bar.advance(progress, count))
-                    iteration.write_part(index, responses, time.monotonic() - began, sampler.prompt_tokens(part))
+                    responses = sampler.sample(part, prompts, seed, lambda count: bar.advance(progress, count))
+                    iteration.write_part(index, responses, time.monotonic() - began)
                 bar.update(progress, completed=min((index + 1) * size, len(problems)) * samples)
                 if lines.due and index + 1 < len(parts):
                     lines.say(f"{label}: {(index + 1) * size * samples:,} of {len(problems) * samples:,}")
         if sampler is not None:
-            sampler.release()
+            sampler.engine.release()
         iteration.join_parts(len(parts))
 
     # ------------------------------------------------------------------ filtering and selecting
@@ -279,11 +277,10 @@ class _Loop:
         self._print(f"iteration {iteration.number}: {selection_text(facts)}")
 
     def _selected(self, selection: Selection) -> Columns:
-        columns = {
-            name: values for name, values in to_columns(selection.samples).items() if not name.startswith("cut_")
-        }
         prompts = [prompt_text(self._prompt(sample.problem)) for sample in selection.samples]
-        return {"prompt": prompts, **columns, "score": list(selection.scores)}
+        columns = to_columns(selection.samples)
+        selected = {name: values for name, values in columns.items() if not name.startswith(CUT)}
+        return {"prompt": prompts, **selected, "score": list(selection.scores)}
 
     # ------------------------------------------------------------------ metrics and scores
     def _log(self, iteration: IterationFolder) -> None:
@@ -297,7 +294,7 @@ class _Loop:
         seconds = sum(columns["seconds"]) + (read_json(seconds_path) if seconds_path.exists() else 0.0)
         correct = float(np.mean([sample.correct for sample in pool]))
         facts = iteration.selection()
-        reported = {item.problem.id for item in self._iteration_problems(iteration.number)[:REPORTED_PROBLEMS]}
+        reported = {problem.id for problem in self._iteration_problems(iteration.number)[:REPORTED_PROBLEMS]}
         samples = [sample for sample in pool if sample.problem in reported]
         self.store.write_rollouts(
             iteration.number,
@@ -314,10 +311,10 @@ class _Loop:
             "loss": losses[-1] if losses else None,
             "reward": correct,
             "rewards/correctness/mean": correct,
-            "entropy": token_mean(pool, "entropy"),
-            "branching": token_mean(pool, "branching"),
-            "completions/mean_length": float(np.mean([sample.tokens for sample in pool])),
-            "num_tokens": before + sum(sample.tokens for sample in pool) + round(sum(columns["prompt_tokens"])),
+            "entropy": token_mean(columns["entropy"], columns["tokens"]),
+            "branching": token_mean(columns["branching"], columns["tokens"]),
+            "completions/mean_length": float(np.mean(columns["tokens"])),
+            "num_tokens": before + sum(columns["tokens"]) + sum(columns["prompt_tokens"]),
             "step_time": seconds,
             **{f"rft/{key}": facts[key] for key in ("sampled", "correct", "filtered", "selected", "noise", "prompts")},
         }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-Columns = dict[str, list[Any]]
+from explorl.evaluation.completions import Columns
+
 CUT = "cut_"
 """Prefix of the columns that describe a response cut after its first answer."""
 
@@ -41,14 +42,18 @@ class Sample:
         return self.problem, self.sample
 
 
-_FIELDS = tuple(field.name for field in fields(Sample) if field.name != "cut")
-_CUT_FIELDS = ("answer_end", "correct", "answer", "tokens", "entropy", "branching")
-"""Stored fields of a cut response; its text is a prefix of the whole one's."""
+_COLUMNS = {"completion": "text"} | {
+    name: name for name in ("problem", "sample", "correct", "answer", "tokens", "entropy", "branching", "answer_end")
+}
+"""The field of a sample that each column of the pool holds."""
+_CUT_FIELDS = ("correct", "answer", "tokens", "entropy", "branching")
+"""Stored fields of a cut response; its text is the whole one's up to ``answer_end``."""
 
 
 def to_columns(samples: Sequence[Sample]) -> Columns:
     """Convert a pool to columns."""
-    columns: Columns = {name: [getattr(sample, name) for sample in samples] for name in _FIELDS}
+    columns: Columns = {name: [getattr(sample, field) for sample in samples] for name, field in _COLUMNS.items()}
+    columns["finish_reason"] = ["stop" if sample.finished else "length" for sample in samples]
     for name in _CUT_FIELDS:
         columns[CUT + name] = [None if sample.cut is None else getattr(sample.cut, name) for sample in samples]
     return columns
@@ -57,12 +62,12 @@ def to_columns(samples: Sequence[Sample]) -> Columns:
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[Sample]:
     """Convert columns of `to_columns` back to a pool; other columns are ignored."""
     samples = []
-    for row in range(len(columns["problem"])):
-        sample = Sample(**{name: columns[name][row] for name in _FIELDS})
-        end = columns[f"{CUT}answer_end"][row]
-        if end is not None:
-            values = {name: columns[CUT + name][row] for name in _CUT_FIELDS}
-            sample = replace(sample, cut=replace(sample, text=sample.text[:end], finished=True, **values))
+    for row, finish_reason in enumerate(columns["finish_reason"]):
+        values = {field: columns[name][row] for name, field in _COLUMNS.items()}
+        sample = Sample(**values, finished=finish_reason != "length")
+        cut = {name: columns[CUT + name][row] for name in _CUT_FIELDS}
+        if cut["correct"] is not None:
+            sample = replace(sample, cut=replace(sample, text=sample.text[: sample.answer_end], finished=True, **cut))
         samples.append(sample)
     return samples
 

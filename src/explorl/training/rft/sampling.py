@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from explorl.core.config import Config, ConfigError
-from explorl.evaluation.prompts import all_opened
+from explorl.evaluation.completions import Columns, completion_columns
+from explorl.evaluation.prompts import token_limits
+from explorl.evaluation.sample import (
+    ReferenceEngine,
+    VerifiedSample,
+    open_engine,
+    prompted_problems,
+    sample_and_verify,
+    verify_texts,
+)
 from explorl.models import Policy
-from explorl.rollout import Engine, Rollout, SamplingParams, UnsupportedModel
-from explorl.rollout.backends import generate as reference
+from explorl.rollout import SamplingParams
 from explorl.rollout.requests import prompt_token_ids
 from explorl.tasks import Problem, Prompt, Task
-from explorl.tasks.base import verdicts_of
 from explorl.training.rft.answer_spans import first_answer_end
-from explorl.training.rft.samples import Sample
-
-
-@dataclass(frozen=True)
-class PromptedProblem:
-    """A problem with its prompt."""
-
-    problem: Problem
-    prompt: Prompt
+from explorl.training.rft.samples import Sample, to_columns
 
 
 class PoolSampler:
@@ -35,90 +33,59 @@ class PoolSampler:
 
     def __init__(self, config: Config, policy: Policy, task: Task, mark: str | None) -> None:
         self.config, self.policy, self.task, self.mark = config, policy, task, mark
-        dtype = getattr(torch, config.model.evaluation_dtype)
-        self.engine = Engine(policy.model, policy.tokenizer, batch_size=config.evaluation.batch_size, dtype=dtype)
-        self.engine_name = self._choose_engine()
+        self.engine = open_engine(
+            policy, config.rollout.engine, longest=config.rollout.max_tokens,
+            batch_size=config.evaluation.batch_size, dtype=getattr(torch, config.model.evaluation_dtype),
+        )  # fmt: skip
 
     def sample(
-        self, problems: Sequence[PromptedProblem], seed: int, on_finish: Callable[[int], None] | None = None
-    ) -> list[Sample]:
+        self,
+        problems: Sequence[Problem],
+        prompts: Sequence[Prompt],
+        seed: int,
+        on_finish: Callable[[int], object] | None = None,
+    ) -> Columns:
         """Return `rft.samples` verified responses per problem, in order; the same seed gives the same ones."""
-        prompts, count = [item.prompt for item in problems], self.config.rft.samples
-        limits = [limit_of(self.config, self.policy, prompt) for prompt in prompts]
-        params = replace(sampling_params(self.config), seed=seed)
-        tick = on_finish or (lambda _: None)
-        rollouts: Sequence[Rollout | reference.Completion]
-        if self.engine_name == "explorl":
-            params = replace(params, max_tokens=limits)
-            rollouts = self.engine.generate(prompts, count, params, on_finish=lambda _: tick(1)).check()
-        else:
-            params = replace(params, max_tokens=min(limits))
-            model, tokenizer = self.policy.model, self.policy.tokenizer
-            rollouts = reference.generate(model, tokenizer, prompts, count, params, on_batch=tick)
-        return self._verify(problems, rollouts)
-
-    def prompt_tokens(self, problems: Sequence[PromptedProblem]) -> int:
-        """Count the prompt tokens, once per response."""
-        return self.config.rft.samples * sum(len(self._ids(item.prompt)) for item in problems)
-
-    def release(self) -> None:
-        """Release the engine's memory."""
-        self.engine.release()
-
-    def _ids(self, prompt: Prompt) -> list[int]:
-        return prompt_token_ids(self.policy.tokenizer, prompt)
-
-    def _choose_engine(self) -> Literal["explorl", "generate"]:
-        """Return the engine to sample with: `rollout.engine`, or what the model supports."""
-        configured = self.config.rollout.engine
-        if configured == "generate":
-            return "generate"
-        try:
-            self.engine.check(self.config.rollout.max_tokens)
-        except UnsupportedModel as error:
-            if configured == "explorl":
-                raise
-            warnings.warn(
-                f"sampling with model.generate, which is slower than Explorl's engine: {error.reason}", stacklevel=2
-            )
-            return "generate"
-        return "explorl"
-
-    def _verify(
-        self, problems: Sequence[PromptedProblem], rollouts: Sequence[Rollout | reference.Completion]
-    ) -> list[Sample]:
-        """Verify every response as sampled and, if it has an answer, cut after the first one."""
-        ends = [None if self.mark is None else first_answer_end(rollout.text, self.mark) for rollout in rollouts]
-        cuts = [
-            index
-            for index, (rollout, end) in enumerate(zip(rollouts, ends, strict=True))
-            if end is not None and (end < len(rollout.text) or rollout.finish_reason == "length")
-        ]
-        opened = all_opened(self.policy.tokenizer, [item.prompt for item in problems])
-        texts = [rollout.text for rollout in rollouts] + [rollouts[index].text[: ends[index]] for index in cuts]
-        indices = [rollout.prompt_index for rollout in rollouts] + [rollouts[index].prompt_index for index in cuts]
-        verdicts = verdicts_of(
-            self.task, texts, [problems[index].problem for index in indices], [opened[index] for index in indices]
+        lengths = [len(prompt_token_ids(self.policy.tokenizer, prompt)) for prompt in prompts]
+        params = sampling_params(self.config)
+        limits = token_limits(self.policy, prompts, params).tolist()
+        max_tokens = min(limits) if isinstance(self.engine, ReferenceEngine) else limits
+        verified = sample_and_verify(
+            self.engine,
+            self.task,
+            prompted_problems(self.policy.tokenizer, problems, prompts),
+            self.config.rft.samples,
+            replace(params, seed=seed, max_tokens=max_tokens),
+            on_finish=on_finish,
         )
-        samples = []
-        for rollout, verdict, end in zip(rollouts, verdicts, ends, strict=False):
-            count = len(rollout.token_ids)
-            samples.append(
+        columns = completion_columns(verified, self.mark) | to_columns(self._pool(verified))
+        return columns | {"prompt_tokens": [lengths[each.problem_index] for each in verified]}
+
+    def _pool(self, verified: Sequence[VerifiedSample]) -> list[Sample]:
+        """Return the responses as sampled and, where text follows an answer, also cut after the first one."""
+        pool, cuts = [], {}
+        for index, each in enumerate(verified):
+            rollout, verdict, count = each.completion, each.verdict, len(each.completion.token_ids)
+            finished = rollout.finish_reason != "length"
+            end = None if self.mark is None else first_answer_end(rollout.text, self.mark)
+            if end is not None and (end < len(rollout.text) or not finished):
+                cuts[index] = rollout.text[:end]
+            pool.append(
                 Sample(
-                    problems[rollout.prompt_index].problem.id, rollout.sample_index, rollout.text, verdict.correct,
-                    verdict.answer, count, mean(rollout, "entropy", count), mean(rollout, "branching", count),
-                    rollout.finish_reason != "length", end,
+                    each.problem.problem.id, each.sample, rollout.text, verdict.correct, verdict.answer, count,
+                    mean(rollout, "entropy", count), mean(rollout, "branching", count), finished, end,
                 )
             )  # fmt: skip
-        for index, text, verdict in zip(cuts, texts[len(rollouts) :], verdicts[len(rollouts) :], strict=True):
-            rollout = rollouts[index]
+        verdicts = verify_texts(self.task, list(cuts.values()), [verified[index].problem for index in cuts])
+        for (index, text), verdict in zip(cuts.items(), verdicts, strict=True):
+            rollout = verified[index].completion
             count = tokens_up_to(rollout.token_ids, len(text), self.policy.tokenizer)
             cut = replace(
-                samples[index], text=text, correct=verdict.correct, answer=verdict.answer, tokens=count,
+                pool[index], text=text, correct=verdict.correct, answer=verdict.answer, tokens=count,
                 entropy=mean(rollout, "entropy", count), branching=mean(rollout, "branching", count), finished=True,
             )  # fmt: skip
-            samples[index] = replace(samples[index], cut=cut)
-        return samples
+            pool[index] = replace(pool[index], cut=cut)
+        return pool
 
 
 def sampling_params(config: Config) -> SamplingParams:
@@ -130,21 +97,11 @@ def sampling_params(config: Config) -> SamplingParams:
     )  # fmt: skip
 
 
-def limit_of(config: Config, policy: Policy, prompt: Prompt) -> int:
-    """Return the token limit of a response: `rollout.max_tokens`, or what the model's context leaves."""
-    context = getattr(policy.model.config, "max_position_embeddings", None)
-    limit = config.rollout.max_tokens
-    if context is None:
-        return limit
-    return min(limit, max(1, int(context) - len(prompt_token_ids(policy.tokenizer, prompt))))
-
-
 def check_room(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> None:
     """Raise `ConfigError` if the fit would truncate a response of full length at `sft.max_length`."""
-    longest = max(
-        len(prompt_token_ids(policy.tokenizer, prompt)) + limit_of(config, policy, prompt)
-        for prompt in sorted(prompts, key=lambda prompt: len(str(prompt)))[-64:]
-    )
+    candidates = sorted(prompts, key=lambda prompt: len(str(prompt)))[-64:]
+    lengths = [len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in candidates]
+    longest = int((token_limits(policy, candidates, sampling_params(config)) + lengths).max())
     if longest > config.sft.max_length:
         raise ConfigError(
             f"sft.max_length is {config.sft.max_length}, but a prompt with a response of rollout.max_tokens = "
@@ -152,7 +109,7 @@ def check_room(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Non
         )
 
 
-def mean(rollout: Rollout | reference.Completion, name: str, tokens: int) -> float | None:
+def mean(rollout: Any, name: str, tokens: int) -> float | None:
     """Return the mean of a token statistic over the first tokens; 0 for none, None if not recorded."""
     values: Tensor | None = getattr(rollout, name, None)
     if values is None:

@@ -14,13 +14,6 @@ from explorl.training.rft.samples import Sample
 from explorl.training.rft.selectors import Selection
 
 
-def token_mean(pool: Sequence[Sample], name: str) -> float | None:
-    """Return the mean over all sampled tokens, or None if not recorded."""
-    values = [getattr(sample, name) for sample in pool]
-    tokens = [sample.tokens for sample in pool]
-    return None if None in values or not sum(tokens) else float(np.average(values, weights=tokens))
-
-
 def selection_facts(
     pool: Sequence[Sample], kept: Sequence[Sample], results: Sequence[FilterResult], selection: Selection, name: str,
     budget: int,
