@@ -173,7 +173,9 @@ def sample_and_verify(
     """
 
     def finish(rollout: Any) -> None:
-        if on_finish is not None and (wanted is None or wanted[rollout.prompt_index, rollout.sample_index]):
+        if on_finish is None:
+            return
+        if wanted is None or rollout is None or wanted[rollout.prompt_index, rollout.sample_index]:
             on_finish(1)
 
     prompts = [problem.prompt for problem in problems]
