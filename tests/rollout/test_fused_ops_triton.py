@@ -11,7 +11,8 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from explorl.modeling import fused_ops_triton, triton_layers
+from explorl.modeling import fast_paths, triton_layers
+from explorl.modeling.fast_paths import relative_difference
 from explorl.modeling.fused_ops_triton import FusedTritonOps
 from explorl.modeling.llama import KernelOps, LlamaForward
 from explorl.modeling.rotary_table import RotaryTable
@@ -181,7 +182,7 @@ def test_a_kernel_that_does_not_agree_is_not_used(
 
     monkeypatch.setattr(triton_layers, "gated_products", planted)
     (model, ids), ops = small(), FusedTritonOps()
-    with caplog.at_level(logging.INFO, fused_ops_triton.__name__):
+    with caplog.at_level(logging.INFO, fast_paths.__name__):
         torch.testing.assert_close(run(model, ops, ids), run(model, KernelOps(), ids), atol=2e-5, rtol=2e-5)
     assert sorted(ops.verified.values()) == [False, True, True, True]
     assert ("times the tolerance" if fault == "wrong" else "shared memory") in caplog.text
@@ -241,11 +242,11 @@ def test_attention_finds_the_angles_of_its_position(kernel_device: torch.device)
 
 def test_numbers_that_are_not_finite_do_not_hide_a_fault() -> None:
     want = torch.tensor([1.0, float("nan"), float("inf"), 2.0])
-    assert fused_ops_triton._distance(want.clone(), want) <= 1
-    assert fused_ops_triton._distance(torch.tensor([1.0, float("nan"), float("inf"), 2.1]), want) > 1
-    assert fused_ops_triton._distance(torch.tensor([1.0, 0.0, float("inf"), 2.0]), want) > 1
-    assert fused_ops_triton._distance(torch.zeros(3), torch.zeros(3)) <= 1
-    assert fused_ops_triton._distance(torch.full((3,), 1e-3), torch.zeros(3)) > 1
+    assert relative_difference(want.clone(), want) <= 1e-6
+    assert relative_difference(torch.tensor([1.0, float("nan"), float("inf"), 2.1]), want) > 1e-6
+    assert relative_difference(torch.tensor([1.0, 0.0, float("inf"), 2.0]), want) > 1e-6
+    assert relative_difference(torch.zeros(3), torch.zeros(3)) <= 1e-6
+    assert relative_difference(torch.full((3,), 1e-3), torch.zeros(3)) > 1e-6
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -6,21 +6,18 @@ compared with them on random inputs before its first use.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from explorl.modeling.fast_paths import Verified, random_inputs
 from explorl.modeling.llama import KernelOps, Normed
 from explorl.modeling.rotary_table import is_hooked
 
-logger = logging.getLogger(__name__)
-
 NEAR = 4.0
 """Largest relative difference between a kernel and the modules, in units of the dtype's epsilon."""
-
 
 Computation = Callable[..., list[Tensor]]
 """A function of tensors: the fused or the separate computation."""
@@ -39,8 +36,7 @@ class FusedTritonOps(KernelOps):
         super().__init__()
         self.layers = triton_layers
         self.rows = 0
-        self.verified: dict[Any, bool] = {}
-        """Whether each kernel agrees with the modules, if compared."""
+        self.verified = Verified()
 
     def begin(self, x: Tensor) -> None:
         super().begin(x)
@@ -120,7 +116,11 @@ class FusedTritonOps(KernelOps):
         """Run the kernel if it agrees with the modules, and the modules otherwise."""
         verified = self.verified.get(key)
         if verified is None and not _capturing():
-            verified = self.verified[key] = _agrees(key, fused, separate, inputs)
+            # The real inputs may contain stopped rows with arbitrary values.
+            x = inputs[0]
+            samples = random_inputs(*(tensor.shape for tensor in inputs), dtype=x.dtype, device=x.device)
+            near = NEAR * torch.finfo(x.dtype).eps
+            verified = self.verified.agrees(key, fused, separate, samples, near)
         return fused(*inputs) if verified else separate(*inputs)
 
 
@@ -139,32 +139,3 @@ def _linear(projection: Any, dtype: torch.dtype) -> bool:
 
 def _kind(weights: Sequence[Any]) -> tuple[Any, ...]:
     return tuple((weight.matrix.dtype, weight.bias is None, *weight.matrix.shape) for weight in weights)
-
-
-def _agrees(key: Any, fused: Computation, separate: Computation, inputs: Sequence[Tensor]) -> bool:
-    """Return whether both agree on random inputs; the real ones may contain stopped rows with arbitrary values."""
-    device = inputs[0].device
-    generator = torch.Generator(device).manual_seed(0)
-    samples = [torch.randn(x.shape, generator=generator, device=device).to(x.dtype) for x in inputs]
-    try:
-        got = fused(*samples)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # for example, the tile does not fit, or the compiler does not support the device
-        logger.info("%s does not run here (%s: %s); using the modules", key, type(error).__name__, error)
-        return False
-    excess = max(_distance(result, expected) for result, expected in zip(got, separate(*samples), strict=True))
-    if not excess <= 1:
-        logger.warning("%s differs from the modules by %.1f times the tolerance; using the modules", key, excess)
-    return excess <= 1
-
-
-def _distance(got: Tensor, want: Tensor) -> float:
-    """Return the difference in units of the tolerance; infinite if the finite values are not at the same places."""
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return float("inf")
-    finite = torch.isfinite(want)
-    if not torch.equal(finite, torch.isfinite(got)):
-        return float("inf")
-    allowed = NEAR * torch.finfo(want.dtype).eps * float(torch.linalg.vector_norm(want[finite].float()))
-    return float(torch.linalg.vector_norm(got[finite].float() - want[finite].float())) / max(allowed, 1e-30)

@@ -13,7 +13,7 @@ compared with the modules, on random inputs, before it is used.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explorl.modeling.cpu_ops import WIDE, CpuOps
+from explorl.modeling.fast_paths import Verified, random_inputs
 from explorl.modeling.llama import HEAD_ROWS, Normed
 from explorl.modeling.rotary_table import is_hooked
 
@@ -109,8 +110,7 @@ class OneDnnOps(CpuOps):
         """Copies of the head's weight, in blocks whose results fit in the processor's cache."""
         self._logits = torch.empty(0, dtype=torch.float32)
         """Memory for logits, reused from step to step because allocating so much is slow."""
-        self._verified: dict[Any, bool] = {}
-        """Whether each kind of product agrees with that of the modules, if compared."""
+        self._verified = Verified()
 
     def renew(self) -> None:
         """Copy the current weights; if there is not enough memory, continue without copies."""
@@ -139,10 +139,19 @@ class OneDnnOps(CpuOps):
 
     def _copied(self, weight: Tensor, bias: Tensor | None) -> ReorderedWeight | None:
         """Return a copy; None if its products do not agree with those of the weight."""
-        copy, kind = ReorderedWeight.of(weight, bias), (weight.shape, bias is None)
-        if kind not in self._verified:
-            self._verified[kind] = _agrees(copy, weight, bias)
-        return copy if self._verified[kind] else None
+        copy, key = ReorderedWeight.of(weight, bias), ("product with a copy", *weight.shape, bias is None)
+
+        def fast(x: Tensor, other: Tensor) -> list[Tensor]:
+            combined = [copy.combined(x, other, then) for then in ("add", "mul")]
+            return [copy.product(x), copy.product(x, "swish"), *combined]
+
+        def own(x: Tensor, other: Tensor) -> list[Tensor]:
+            product = F.linear(x, weight, bias)
+            return [product, F.silu(product), product + other, product * other]
+
+        columns, depth = weight.shape
+        inputs = random_inputs((3, depth), (3, columns), dtype=weight.dtype, device=weight.device)
+        return copy if self._verified.agrees(key, fast, own, inputs, NEAR) else None
 
     def forget(self) -> None:
         """Drop all copies."""
@@ -204,29 +213,3 @@ def _joined(group: Group) -> tuple[Tensor, Tensor | None]:
     weights = [projection.weight.detach() for projection in group]
     biases = [projection.bias.detach() for projection in group if projection.bias is not None]
     return (weights[0] if len(weights) == 1 else torch.cat(weights)), torch.cat(biases) if biases else None
-
-
-def _agrees(copy: ReorderedWeight, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return whether a copy's products agree with the weight's, with each operation that may follow."""
-    draw = torch.Generator().manual_seed(0)
-    x, other = (torch.randn(3, size, generator=draw, dtype=weight.dtype) for size in weight.shape[::-1])
-    want = F.linear(x, weight, bias)
-    pairs: list[tuple[Callable[[], Tensor], Tensor]] = [
-        (lambda: copy.product(x), want),
-        (lambda: copy.product(x, "swish"), F.silu(want)),
-        (lambda: copy.combined(x, other, "add"), want + other),
-        (lambda: copy.combined(x, other, "mul"), want * other),
-    ]
-    try:
-        return all(_near(product(), expected) for product, expected in pairs)
-    except RuntimeError as error:  # oneDNN in this build of torch lacks an operation
-        logger.info("products with copies of the weights do not run here: %s", error)
-        return False
-
-
-def _near(got: Tensor, want: Tensor) -> bool:
-    finite = torch.isfinite(want)
-    if not torch.equal(finite, torch.isfinite(got)):
-        return False
-    far = torch.linalg.vector_norm(got[finite] - want[finite])
-    return bool(far <= NEAR * torch.linalg.vector_norm(want[finite]))

@@ -228,7 +228,7 @@ def packed_logps(
     `explorl.modeling.passes` decides whether a model may run like this, and `unrolled`.
     """
     counted = attention_mask.bool()
-    rows = PackedRows(counted, _shared_prompts(input_ids, counted, completion))
+    rows = PackedRows(counted, shared_prompts(input_ids, counted, completion))
     labels = input_ids.masked_fill(~counted, -100)
     labels[:, : input_ids.size(1) - completion] = -100
     following = torch.full_like(labels, -100)
@@ -304,12 +304,15 @@ def scaled_states(model: Any, scale: Float[Tensor, "#rows #tokens 1"] | None) ->
         hook.remove()
 
 
-def _shared_prompts(
+def shared_prompts(
     input_ids: Int[Tensor, "batch length"], counted: Bool[Tensor, "batch length"], completion: int
 ) -> Bool[Tensor, "batch length"]:
     """Return 1 on prompt tokens of rows with the same prompt as the row above, except the last, which predicts."""
-    prompt = input_ids.size(1) - completion
-    same = (input_ids[1:, :prompt] == input_ids[:-1, :prompt]) & (counted[1:, :prompt] == counted[:-1, :prompt])
+    prompts = counted[:, : input_ids.size(1) - completion]
+    length = prompts.size(1)
+    same = (input_ids[1:, :length] == input_ids[:-1, :length]) | ~prompts[1:]
+    same = (same & (prompts[1:] == prompts[:-1])).all(1, keepdim=True)
+    number = prompts.cumsum(1)
     shared = torch.zeros_like(counted)
-    shared[1:, : max(prompt - 1, 0)] = same.all(1, keepdim=True) & counted[1:, : max(prompt - 1, 0)]
+    shared[1:, :length] = same & prompts[1:] & (number < number[:, -1:])[1:]
     return shared
