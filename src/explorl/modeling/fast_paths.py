@@ -35,7 +35,7 @@ others. True asks for float32 and plain torch, without kernels."""
 
 
 @dataclass(frozen=True)
-class Choice(Generic[Kind]):
+class PathChoice(Generic[Kind]):
     """The path chosen for one model with one set of adapters."""
 
     kind: Kind
@@ -47,7 +47,7 @@ class Choice(Generic[Kind]):
     """Why no fast path is used, with the model's layers, or ""."""
 
 
-_CHOICES: WeakKeyDictionary[Any, dict[Any, Choice[Any]]] = WeakKeyDictionary()
+_CHOICES: WeakKeyDictionary[Any, dict[Any, PathChoice[Any]]] = WeakKeyDictionary()
 
 
 def fastest(
@@ -61,8 +61,8 @@ def fastest(
     temperature: float = 1.0,
     options: Hashable = (),
     in_training: bool = False,
-    announce: Callable[[Choice[Kind]], object] | None = None,
-) -> Choice[Kind]:
+    announce: Callable[[PathChoice[Kind]], object] | None = None,
+) -> PathChoice[Kind]:
     """Return the fastest kind of a path that agrees with the model, proven once per model and set of adapters.
 
     Args:
@@ -96,7 +96,7 @@ def _try_out(
     dtype: torch.dtype | None,
     temperature: float,
     may_drop: bool,
-) -> Choice[Kind]:
+) -> PathChoice[Kind]:
     *fast, last = candidates
     reasons: dict[Kind, str] = {}
     ids = proof.sequences(model, sorted(points))
@@ -112,11 +112,11 @@ def _try_out(
 
         reason = proof.difference(model, dtype, one_kind, temperature=temperature)
         if not reason:
-            return Choice(kind, points, reasons)
+            return PathChoice(kind, points, reasons)
         reasons[kind] = reason
         logger.info("%s does not agree with the model (%s): %s", path, kind, reason)
     why = f"{proof.layer_types(proof.inner_model(model))}: {[*reasons.values()][-1]}" if reasons else ""
-    return Choice(last, points, reasons, why)
+    return PathChoice(last, points, reasons, why)
 
 
 def _drops_attention(kind: Kind, model: Any, logps: Logps[Kind]) -> bool:

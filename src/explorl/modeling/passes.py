@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 
 from explorl.modeling import proof
-from explorl.modeling.fast_paths import Choice, fastest, padded_rows
+from explorl.modeling.fast_paths import PathChoice, fastest, padded_rows
 from explorl.modeling.llama_pass import llama_pass
 from explorl.modeling.packed import packed_logps
 
 Kind = Literal["unrolled", "packed", "padded"]
 
 
-def choose(model: Any, reach: int, *, dtype: torch.dtype | None = None, head_temperature: float = 1.0) -> Choice[Kind]:
+def choose(
+    model: Any, reach: int, *, dtype: torch.dtype | None = None, head_temperature: float = 1.0
+) -> PathChoice[Kind]:
     """Return the fastest pass that is correct on sequences of up to ``reach`` tokens.
 
     ``model`` has TRL's fused head, with `head_temperature`, and no wrapper other than peft's. ``dtype`` is that of the

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from explorl.core.errors import ExplorlError
 from explorl.modeling import proof
-from explorl.modeling.fast_paths import Choice, fastest
+from explorl.modeling.fast_paths import PathChoice, fastest
 from explorl.modeling.llama import llama_like
 from explorl.rollout.sampling import SamplingParams
 
@@ -66,7 +66,7 @@ def execution_mode(engine: Engine, points: frozenset[int]) -> ExecutionMode:
         dtype, use_kernels = (torch.float32, False) if in_float32 else (engine.dtype, mode.kernels)
         return _sample(engine, within, mode.unrolled, dtype, use_kernels)
 
-    def warn(choice: Choice[ExecutionMode | None]) -> None:
+    def warn(choice: PathChoice[ExecutionMode | None]) -> None:
         if choice.kind is not None and choice.kind.kernels != kernels:
             first = next(iter(choice.reasons.values()))
             logger.warning("sampling without Triton kernels, with torch's own operations: with kernels %s", first)
