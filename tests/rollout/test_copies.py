@@ -23,8 +23,7 @@ from transformers import (
 )
 
 from explorl.modeling import onednn_ops
-from explorl.modeling.cpu_ops import WIDE
-from explorl.modeling.onednn_ops import OneDnnOps
+from explorl.modeling.onednn_ops import WIDE, OneDnnOps
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.engine import MIN_TOKENS_TO_COPY
 

@@ -1,13 +1,15 @@
-"""Matrix products on a CPU by oneDNN, from copies of the weights in its own layout.
+"""The operations of a decode step on a CPU, for `explorl.modeling.llama`: few calls, and products by oneDNN.
 
-MKL reorders a weight for the processor in every product. For the few rows of a decode step that takes as long as the
+A step of a small model has hundreds of operations on a few thousand numbers, for which the calls take most of the time.
+In a larger one the matrix products do, so they are computed from copies of the weights in oneDNN's own layout. MKL
+reorders a weight for the processor in every product. For the few rows of a decode step that takes as long as the
 product itself, so here it is done once for all steps of a call. Query, key and value are one product, and sums, gates
 and their activation are computed while a result is still in the processor's cache. For 32 rows of SmolLM2-135M the
 products of a step take two thirds of MKL's time, for 4 rows one third.
 
 The copies take as much memory as the weights and do not follow their updates: `OneDnnOps.renew` makes new ones before
-each call. Layers without a copy (adapters, projections with hooks) are computed as in `CpuOps`. Every kind of copy is
-compared with the modules, on random inputs, before it is used.
+each call. Layers without a copy (adapters, projections with hooks) are computed by MKL. Every kind of copy is compared
+with the modules, on random inputs, before it is used.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explorl.modeling.cpu_ops import WIDE, CpuOps
 from explorl.modeling.fast_paths import Verified, random_inputs
-from explorl.modeling.llama import HEAD_ROWS, Normed
+from explorl.modeling.llama import HEAD_ROWS, Normed, TorchOps, plain_weight
 from explorl.modeling.rotary_table import is_hooked
 
 logger = logging.getLogger(__name__)
 
+WIDE = 256
+"""Width from which a product with the transposed input is worth transposing the result, and copies are worthwhile."""
 NEAR = 1e-5
 """Largest relative difference from the modules' products; another order of summation stays below it."""
 
@@ -98,11 +101,12 @@ def copied_bytes(root: Any) -> int:
     return sum(4 * projection.weight.numel() for group in groups(root) for projection in group)
 
 
-class OneDnnOps(CpuOps):
-    """`CpuOps` that use copies of the weights once `renew` has made them."""
+class OneDnnOps(TorchOps):
+    """`TorchOps` for one token per row, which use copies of the weights once `renew` has made them."""
+
+    tabled = True
 
     def __init__(self, root: Any) -> None:
-        super().__init__()
         self.root = root
         self.copies: dict[int, ReorderedWeight] = {}
         """Copies by the id of a group's first projection."""
@@ -111,6 +115,7 @@ class OneDnnOps(CpuOps):
         self._logits = torch.empty(0, dtype=torch.float32)
         """Memory for logits, reused from step to step because allocating so much is slow."""
         self._verified = Verified()
+        self._epsilons: dict[float, Tensor] = {}
 
     def renew(self) -> None:
         """Copy the current weights; if there is not enough memory, continue without copies."""
@@ -161,6 +166,24 @@ class OneDnnOps(CpuOps):
         """Return operations without copies of the weights, because torch cannot deep-copy these."""
         return OneDnnOps(deepcopy(self.root, memo))
 
+    def begin(self, x: Tensor) -> None:
+        super().begin(x)
+        self.few = self.few and x.shape[-1] >= WIDE
+
+    def project(self, x: Tensor, projection: Any) -> Tensor:
+        weight = None if self.few else plain_weight(projection)
+        return super().project(x, projection) if weight is None else F.linear(x, weight)
+
+    def norm(self, x: Tensor, norm: Any) -> Tensor:
+        if x.dtype != torch.float32:
+            return super().norm(x, norm)
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        epsilon = self._epsilons.get(norm.variance_epsilon)
+        if epsilon is None:
+            epsilon = self._epsilons[norm.variance_epsilon] = torch.tensor(norm.variance_epsilon, dtype=torch.float32)
+        scale = torch.addcmul(epsilon, size, size, value=1 / x.shape[-1]).rsqrt_()
+        return (x * scale).mul_(norm.weight)
+
     def logits(self, x: Tensor, head: Any) -> Tensor:
         """Return the logits; those of the next step overwrite them."""
         if not self._head:
@@ -184,14 +207,28 @@ class OneDnnOps(CpuOps):
     def rotated_heads(
         self, x: Tensor, h: Normed, norm: Any, attn: Any, rotary: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        copy = self.copies.get(id(attn.q_proj))
-        if copy is None or x.shape[1] > 1 or "q_norm" in attn._modules:
+        copy, projections = self.copies.get(id(attn.q_proj)), (attn.q_proj, attn.k_proj, attn.v_proj)
+        weights: list[Any] = [plain_weight(projection) for projection in projections] if copy is None else []
+        simple = x.shape[1] == 1 and x.dtype == torch.float32 and "q_norm" not in attn._modules
+        if not simple or any(weight is None for weight in weights):
             return super().rotated_heads(x, h, norm, attn, rotary)
-        joined = copy.product((self.norm(x, norm) if h is None else h)[:, 0])
-        parts, size = joined.view(len(x), -1, 1, attn.head_dim), attn.head_dim
-        query, key = attn.q_proj.out_features // size, attn.k_proj.out_features // size
-        rotated = self._rotate(parts[:, : query + key], rotary)
-        return rotated[:, :query], rotated[:, query:], parts[:, query + key :]
+        h, size = (self.norm(x, norm) if h is None else h)[:, 0], attn.head_dim
+        shape, query = (len(h), -1, 1, size), attn.q_proj.out_features // size
+        if copy is not None:
+            parts, both = copy.product(h).view(shape), query + attn.k_proj.out_features // size
+            rotated, value = self._rotate(parts[:, :both], rotary), parts[:, both:]
+        elif self.few:
+            transposed = h.t()
+            both_heads = torch.cat([torch.mm(weight, transposed) for weight in weights[:2]]).t().contiguous()
+            rotated = self._rotate(both_heads.view(shape), rotary)
+            value = torch.mm(weights[2], transposed).t().contiguous().view(shape)
+        else:
+            first, second, third = (F.linear(h, weight).view(shape) for weight in weights)
+            return self._rotate(first, rotary), self._rotate(second, rotary), third
+        return rotated[:, :query], rotated[:, query:], value
+
+    def _rotate(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        return (x * rotary[0]).addcmul_(x.roll(x.shape[-1] // 2, -1), rotary[1])
 
     def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
         gate, up = self.copies.get(id(mlp.gate_proj)), self.copies.get(id(mlp.up_proj))
