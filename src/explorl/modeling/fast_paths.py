@@ -101,10 +101,7 @@ def _try_out(
     reasons: dict[Kind, str] = {}
     ids = proof.sequences(model, sorted(points))
     if may_drop and fast and _drops_attention(fast[-1], model, logps):
-        reasons[fast[-1]] = (
-            "the packed pass does not support attention dropout (set disable_dropout, or the dropout to 0)"
-        )
-        fast = []
+        fast, reasons = [], {fast[-1]: DROPOUT}
     for kind in fast:
 
         def one_kind(in_float32: bool, kind: Kind = kind) -> tuple[Sequence[Sequence[int]], Tensor]:
@@ -169,6 +166,7 @@ def deviation(name: Any, fast: Operation, own: Operation, inputs: Sequence[Tenso
     try:
         with torch.no_grad():
             got, want = fast(*inputs), own(*inputs)
+        pairs = [(got, want)] if isinstance(want, Tensor) else list(zip(got, want, strict=True))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # for example, the compiler does not support the device, or torch lacks an operation
@@ -176,7 +174,6 @@ def deviation(name: Any, fast: Operation, own: Operation, inputs: Sequence[Tenso
             raise
         logger.info("%s does not run here (%s: %s); using the modules", name, type(error).__name__, error)
         return None
-    pairs = [(got, want)] if isinstance(want, Tensor) else list(zip(got, want, strict=True))
     if any(g.shape != w.shape or g.dtype != w.dtype for g, w in pairs):
         return math.inf
     return max(relative_difference(g, w, order) for g, w in pairs)

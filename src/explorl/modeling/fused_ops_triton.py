@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from explorl.modeling.fast_paths import Verified, random_inputs
-from explorl.modeling.llama import KernelOps, Normed
-from explorl.modeling.rotary_table import is_hooked
+from explorl.modeling.llama import KernelOps, Normed, is_plain_linear
 
 NEAR = 4.0
 """Largest relative difference between a kernel and the modules, in units of the dtype's epsilon."""
@@ -46,35 +45,38 @@ class FusedTritonOps(KernelOps):
         return None if self._norms_inside(x, norm) else super().first(x, norm)
 
     def heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> list[Tensor]:
-        modules, kind = super().heads, self.layers.HEADS
-        tile, weights = self._plan(kind, x, (attn.q_proj, attn.k_proj, attn.v_proj))
+        modules, projections = super().heads, (attn.q_proj, attn.k_proj, attn.v_proj)
+        return self._normed_products(self.layers.HEADS, x, h, norm, projections, lambda x, h: modules(x, h, norm, attn))
+
+    def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
+        modules, projections = super().inner, (mlp.gate_proj, mlp.up_proj)
+        (result,) = self._normed_products(
+            self.layers.GATED, x, h, norm, projections, lambda x, h: [modules(x, h, norm, mlp)]
+        )
+        return result
+
+    def _normed_products(
+        self, kind: str, x: Tensor, h: Normed, norm: Any, projections: Sequence[Any], modules: Computation
+    ) -> list[Tensor]:
+        """Return products of h, or of x after ``norm`` where h is None; ``modules`` returns them for x and h."""
+        tile, weights = self._plan(kind, x, projections)
         if weights is None or (h is None and not self._norms_inside(x, norm)):
-            return modules(x, h, norm, attn)
-        input_, inside = self._input(x, h, norm)
+            return modules(x, h)
+        inside = self.layers.Norm(norm.weight, norm.variance_epsilon) if h is None else None
 
         def fused(y: Tensor) -> list[Tensor]:
-            outs = self.layers.products(y.flatten(0, -2), weights, tile, inside)
+            rows = y.flatten(0, -2)
+            if kind == self.layers.GATED:
+                outs = [self.layers.gated_products(rows, *weights, tile, inside)]
+            else:
+                outs = self.layers.products(rows, weights, tile, inside)
             return [out.unflatten(0, y.shape[:-1]) for out in outs]
 
         def separate(y: Tensor) -> list[Tensor]:
-            return modules(y, None if h is None else y, norm, attn)
+            return modules(y, None if h is None else y)
 
-        return self._run_fused((kind, tile, h is None, *_kind(weights)), fused, separate, input_)
-
-    def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
-        modules, kind = super().inner, self.layers.GATED
-        tile, weights = self._plan(kind, x, (mlp.gate_proj, mlp.up_proj))
-        if weights is None or (h is None and not self._norms_inside(x, norm)):
-            return modules(x, h, norm, mlp)
-        input_, inside = self._input(x, h, norm)
-
-        def fused(y: Tensor) -> list[Tensor]:
-            return [self.layers.gated_products(y.flatten(0, -2), *weights, tile, inside).unflatten(0, y.shape[:-1])]
-
-        def separate(y: Tensor) -> list[Tensor]:
-            return [modules(y, None if h is None else y, norm, mlp)]
-
-        return self._run_fused((kind, tile, h is None, *_kind(weights)), fused, separate, input_)[0]
+        key = kind, tile, h is None, *_kind(weights)
+        return self._run_fused(key, fused, separate, (x if h is None else h).contiguous())
 
     def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
         modules, kind = super().add, self.layers.ADDED
@@ -97,16 +99,10 @@ class FusedTritonOps(KernelOps):
         """Return whether the next products, if they are kernels, norm their input themselves."""
         return self.rows <= self.layers.FEW and norm.weight.dtype == x.dtype
 
-    def _input(self, x: Tensor, h: Normed, norm: Any) -> tuple[Tensor, Any]:
-        """Return the input of a product, and the norm that the product applies to it."""
-        if h is not None:
-            return h.contiguous(), None
-        return x.contiguous(), self.layers.Norm(norm.weight, norm.variance_epsilon)
-
     def _plan(self, kind: str, x: Tensor, projections: Sequence[Any]) -> tuple[Any, list[Any] | None]:
         """Return the tile of the kernel and its weights; None if the modules have to be called."""
         tile = self.layers.tile_for(kind, self.rows, x.shape[-1], x.dtype)
-        if tile is None or not all(_linear(projection, x.dtype) for projection in projections):
+        if tile is None or not all(is_plain_linear(projection, x.dtype) for projection in projections):
             return None, None
         if len({projection.bias is None for projection in projections}) > 1:
             return None, None
@@ -126,15 +122,6 @@ class FusedTritonOps(KernelOps):
 
 def _capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-def _linear(projection: Any, dtype: torch.dtype) -> bool:
-    """Return whether the projection is a linear layer of plain, contiguous tensors, without hooks."""
-    if type(projection) is not nn.Linear or is_hooked(projection):
-        return False
-    tensors = [tensor for tensor in (projection.weight, projection.bias) if tensor is not None]
-    plain = all(type(tensor) is nn.Parameter and type(tensor.data) is Tensor for tensor in tensors)
-    return plain and all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in tensors)
 
 
 def _kind(weights: Sequence[Any]) -> tuple[Any, ...]:

@@ -133,6 +133,15 @@ def plain_weight(projection: Any) -> Tensor | None:
     return parameters.get("weight") if parameters.get("bias") is None else None
 
 
+def is_plain_linear(projection: Any, dtype: torch.dtype) -> bool:
+    """Return whether the projection is a linear layer of plain, contiguous tensors of this dtype, without hooks."""
+    if type(projection) is not nn.Linear or is_hooked(projection):
+        return False
+    tensors = [tensor for tensor in (projection.weight, projection.bias) if tensor is not None]
+    plain = all(type(tensor) is nn.Parameter and type(tensor.data) is Tensor for tensor in tensors)
+    return plain and all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in tensors)
+
+
 class KernelOps(TorchOps):
     """The operations as Triton kernels."""
 
@@ -185,7 +194,7 @@ class LlamaForward:
 
     def _rotary_factors(self, x: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Tensor]:
         """Return cosine and sine of these positions, or of all positions for a cache that looks them up itself."""
-        if hasattr(cache, "rotate_and_attend"):
+        if hasattr(cache, "rotate_and_attend") and hasattr(cache, "capacity"):
             table = self.table.up_to(cache.capacity, x)
             if table is not None:
                 return table

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explorl.modeling.fast_paths import Verified, random_inputs
-from explorl.modeling.llama import HEAD_ROWS, Normed, TorchOps, plain_weight
-from explorl.modeling.rotary_table import is_hooked
+from explorl.modeling.llama import HEAD_ROWS, Normed, TorchOps, is_plain_linear, plain_weight
 
 logger = logging.getLogger(__name__)
 
@@ -77,21 +76,18 @@ def groups(root: Any) -> Iterator[Group]:
     yield from _eligible((root.lm_head,))
 
 
-def _eligible(*candidates: tuple[Any, ...]) -> Iterator[Group]:
+def _eligible(*candidates: Group) -> Iterator[Group]:
     for group in candidates:
-        same = len({projection.bias is None for projection in group if type(projection) is nn.Linear}) == 1
-        if same and all(_is_plain(projection) for projection in group):
+        plain = all(_has_plain_weight(projection) for projection in group)
+        if plain and len({projection.bias is None for projection in group}) == 1:
             yield group
 
 
-def _is_plain(projection: Any) -> bool:
-    """Return whether the projection is a linear layer of plain float32 tensors on the CPU, without hooks."""
-    if type(projection) is not nn.Linear or is_hooked(projection):
+def _has_plain_weight(projection: Any) -> bool:
+    """Return whether the projection is a plain linear layer in float32 on the CPU, whole and not sharded."""
+    if not is_plain_linear(projection, torch.float32) or projection.weight.device.type != "cpu":
         return False
-    weight = projection.weight
-    if type(weight) is not nn.Parameter or weight.shape != (projection.out_features, projection.in_features):
-        return False
-    return weight.dtype == torch.float32 and weight.device.type == "cpu"
+    return projection.weight.shape == (projection.out_features, projection.in_features)
 
 
 def copied_bytes(root: Any) -> int:
