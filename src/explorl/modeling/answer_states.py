@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from explorl.modeling import proof
-from explorl.modeling.attention import evaluating
+from explorl.modeling.attention import evaluating, replaced
 from explorl.modeling.fast_paths import TOLERANCE, fastest, padded_rows, relative_difference
 from explorl.modeling.llama_pass import llama_pass
 from explorl.modeling.packed import PackedRows, packed_rows, shared_prompts
@@ -99,15 +99,8 @@ def _bypassed_head(model: Any, respond: Callable[[Tensor], Tensor] | None = None
         read.append(states)
         return states.new_zeros(*states.shape[:-1], 1) if respond is None else respond(states)
 
-    before = head.__dict__.get("forward")
-    head.forward = forward
-    try:
+    with replaced([(head.__dict__, "forward", forward)]):
         yield read
-    finally:
-        if before is None:
-            del head.forward
-        else:
-            head.forward = before
 
 
 def states(model: Any, rows: AlignedRows, kind: Kind, use_kernels: bool | None = None) -> Float[Tensor, "scored width"]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from explorl.modeling.attention import replaced
 from explorl.modeling.fast_paths import TOLERANCE, deviation, random_inputs
 
 Replacement = tuple[Any, str, Callable[..., Any]]
@@ -48,19 +49,8 @@ class Fusion:
         if use_kernels:
             self._rotary(model)
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        before = [(owner, name, owner.__dict__.get(name)) for owner, name, _ in self.replacements]
-        try:
-            for owner, name, new in self.replacements:
-                setattr(owner, name, new)
-            yield
-        finally:
-            for owner, name, old in before:
-                if old is None:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, old)
+    def __call__(self) -> AbstractContextManager[None]:
+        return replaced([(owner.__dict__, name, new) for owner, name, new in self.replacements])
 
     def _random(self, *shapes: Sequence[int]) -> list[Tensor]:
         return random_inputs(*shapes, dtype=self.dtype, device=self.device)
