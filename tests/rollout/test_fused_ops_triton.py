@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from explorl.modeling import fast_paths, triton_layers
 from explorl.modeling.fused_ops_triton import FusedTritonOps
-from explorl.modeling.llama import KernelOps, LlamaForward
+from explorl.modeling.llama import LlamaForward, TorchOps
 from explorl.modeling.rotary_table import RotaryTable
 from explorl.modeling.triton_layers import Tile
 
@@ -85,7 +85,7 @@ def test_a_layer_is_four_products(name: str, small: Any, calls: list[str]) -> No
     model, ids = small(name)
     ops = FusedTritonOps()
     first = run(model, ops, ids)
-    torch.testing.assert_close(first, run(model, KernelOps(), ids), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(first, run(model, TorchOps(), ids), atol=2e-5, rtol=2e-5)
     assert list(ops.verified.values()) == [True] * 4  # output and down have other shapes
     del calls[:]
     assert torch.equal(run(model, ops, ids), first)
@@ -96,7 +96,7 @@ def test_many_rows_are_normed_before(small: Any, calls: list[str], monkeypatch: 
     monkeypatch.setattr(triton_layers, "FEW", 5)
     monkeypatch.setitem(triton_layers.TILES, triton_layers.ADDED, ())
     model, ids = small()
-    torch.testing.assert_close(run(model, FusedTritonOps(), ids), run(model, KernelOps(), ids), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(run(model, FusedTritonOps(), ids), run(model, TorchOps(), ids), atol=2e-5, rtol=2e-5)
     assert set(calls) == {"products", "gated_products"}
 
 
@@ -115,7 +115,7 @@ def test_updates_of_the_weights_are_seen(small: Any) -> None:
             change()
         after = run(model, ops, ids)
         assert not torch.allclose(after, before)
-        torch.testing.assert_close(after, run(model, KernelOps(), ids), atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(after, run(model, TorchOps(), ids), atol=2e-5, rtol=2e-5)
         before = after
 
 
@@ -157,9 +157,9 @@ def _one_bias(model: Any) -> None:
 )
 def test_other_projections_are_called_as_they_are(change: Any, small: Any, calls: list[str]) -> None:
     model, ids = small()
-    plain = run(model, KernelOps(), ids)
+    plain = run(model, TorchOps(), ids)
     change(model)
-    want = run(model, KernelOps(), ids)
+    want = run(model, TorchOps(), ids)
     assert (change is _transposed) == torch.allclose(want, plain, atol=1e-4, rtol=1e-3)
     ops = FusedTritonOps()
     torch.testing.assert_close(run(model, ops, ids), want, atol=2e-5, rtol=2e-5)
@@ -182,7 +182,7 @@ def test_a_kernel_that_does_not_agree_is_not_used(
     monkeypatch.setattr(triton_layers, "gated_products", planted)
     (model, ids), ops = small(), FusedTritonOps()
     with caplog.at_level(logging.INFO, fast_paths.__name__):
-        torch.testing.assert_close(run(model, ops, ids), run(model, KernelOps(), ids), atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(run(model, ops, ids), run(model, TorchOps(), ids), atol=2e-5, rtol=2e-5)
     assert sorted(ops.verified.values()) == [False, True, True, True]
     assert ("times the tolerance" if fault == "wrong" else "shared memory") in caplog.text
     run(model, ops, ids)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from explorl.modeling.fast_paths import Verified, random_inputs
-from explorl.modeling.llama import KernelOps, Normed, is_plain_linear
+from explorl.modeling.llama import Normed, TorchOps, is_plain_linear
 
 NEAR = 4.0
 """Largest relative difference between a kernel and the modules, in units of the dtype's epsilon."""
@@ -22,18 +22,17 @@ Computation = Callable[..., list[Tensor]]
 """A function of tensors: the fused or the separate computation."""
 
 
-class FusedTritonOps(KernelOps):
-    """Operations with fused products.
+class FusedTritonOps(TorchOps):
+    """The operations as Triton kernels, with fused products.
 
     Up to `triton_layers.FEW` rows, four products per layer include norms and sums. For more rows, there is one product
     for query, key and value and one for gate and up, where measured to be faster.
     """
 
     def __init__(self) -> None:
-        from explorl.modeling import triton_layers
+        from explorl.modeling import triton_fused, triton_layers
 
-        super().__init__()
-        self.layers = triton_layers
+        self.kernels, self.layers = triton_fused, triton_layers
         self.rows = 0
         self.verified = Verified()
 
@@ -79,11 +78,11 @@ class FusedTritonOps(KernelOps):
         return self._run_fused(key, fused, separate, (x if h is None else h).contiguous())
 
     def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
-        modules, kind = super().add, self.layers.ADDED
+        kind = self.layers.ADDED
         tile, weights = self._plan(kind, x, (projection,))
         key = kind, tile, *_kind(weights or ())
         if weights is None or y.dtype != x.dtype or self.verified.get(key) is False:
-            return modules(x, y, projection, norm, last)
+            return self.kernels.add_rms_norm(x, projection(y), norm.weight, norm.variance_epsilon)
 
         def fused(x: Tensor, y: Tensor) -> list[Tensor]:
             outs = self.layers.products(y.flatten(0, -2), weights, tile, residual=x.flatten(0, -2))
@@ -94,6 +93,18 @@ class FusedTritonOps(KernelOps):
 
         (total,) = self._run_fused(key, fused, separate, x.contiguous(), y.contiguous())
         return total, None if not last and self._norms_inside(total, norm) else self.norm(total, norm)
+
+    def norm(self, x: Tensor, norm: Any) -> Tensor:
+        return self.kernels.rms_norm(x, norm.weight, norm.variance_epsilon, 0.0, True)
+
+    def rotary_factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return cos, sin
+
+    def rotate(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.kernels.rotary(query, key, *rotary)
+
+    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.kernels.gated(gate, up, False)
 
     def _norms_inside(self, x: Tensor, norm: Any) -> bool:
         """Return whether the next products, if they are kernels, norm their input themselves."""

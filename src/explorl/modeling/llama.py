@@ -142,30 +142,6 @@ def is_plain_linear(projection: Any, dtype: torch.dtype) -> bool:
     return plain and all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in tensors)
 
 
-class KernelOps(TorchOps):
-    """The operations as Triton kernels."""
-
-    def __init__(self) -> None:
-        from explorl.modeling import triton_fused
-
-        self.kernels = triton_fused
-
-    def norm(self, x: Tensor, norm: Any) -> Tensor:
-        return self.kernels.rms_norm(x, norm.weight, norm.variance_epsilon, 0.0, True)
-
-    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
-        return self.kernels.add_rms_norm(x, projection(y), norm.weight, norm.variance_epsilon)
-
-    def rotary_factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return cos, sin
-
-    def rotate(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return self.kernels.rotary(query, key, *rotary)
-
-    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
-        return self.kernels.gated(gate, up, False)
-
-
 class LlamaForward:
     """The forward pass of one model."""
 
