@@ -12,9 +12,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from explorl.modeling import onednn_ops
-from explorl.modeling.cpu_ops import WIDE, CpuOps
 from explorl.modeling.llama import HEAD_ROWS
-from explorl.modeling.onednn_ops import OneDnnOps, ReorderedWeight, copied_bytes, groups
+from explorl.modeling.onednn_ops import WIDE, OneDnnOps, ReorderedWeight, copied_bytes, groups
 
 pytestmark = pytest.mark.skipif(not onednn_ops.is_available(), reason="this processor or torch has no such products")
 
@@ -89,7 +88,7 @@ def test_heads_of_one_token_are_rotated_as_without_copies(qk_norm: bool) -> None
     x, norm = torch.randn(5, 1, WIDE), model.model.norm
     angle = torch.randn(5, 1, attn.head_dim // 2).repeat(1, 1, 2)
     rotary = ops.rotary_factors(angle.cos(), angle.sin())
-    for one in (ops, plain := CpuOps()):
+    for one in (ops, plain := OneDnnOps(model)):
         one.begin(x)
     for got, want in zip(
         ops.rotated_heads(x, None, norm, attn, rotary), plain.rotated_heads(x, None, norm, attn, rotary), strict=True

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from explorl.modeling import passes
+from explorl.modeling import fast_paths, passes
 from explorl.modeling.packed import packed_logps
-from explorl.rollout import UnsupportedModel, trial
+from explorl.rollout import UnsupportedModel
 
 from . import harness, zoo
 
@@ -253,14 +253,8 @@ def virtual_tokens(kind: str) -> peft.PeftConfig:
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Of which path, in the order in which they happen."""
     found: list[str] = []
-    for module, name in ((passes, "pass"), (trial, "engine")):
-        own = module._try_out
-
-        def counted(*args: Any, _own: Any = own, _name: str = name) -> Any:
-            found.append(_name)
-            return _own(*args)
-
-        monkeypatch.setattr(module, "_try_out", counted)
+    own = fast_paths._try_out
+    monkeypatch.setattr(fast_paths, "_try_out", lambda path, *given: (found.append(path), own(path, *given))[1])
     return found
 
 
@@ -299,15 +293,15 @@ def test_another_adapter_is_proven_anew(trials: list[str]) -> None:
         return set(trials)
 
     shaken(model)
-    assert tried() == {"engine", "pass"}
-    assert tried() == {"pass"}
+    assert tried() == {"the engine", "the training pass"}
+    assert tried() == {"the training pass"}
     model.set_adapter("second")
     shaken(model)
-    assert tried() == {"engine", "pass"}
+    assert tried() == {"the engine", "the training pass"}
     with model.disable_adapter():
-        assert tried() == {"engine", "pass"}
+        assert tried() == {"the engine", "the training pass"}
     model.set_adapter("default")
-    assert tried() == {"pass"}  # this one is known
+    assert tried() == {"the training pass"}  # this one is known
 
 
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])

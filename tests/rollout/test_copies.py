@@ -23,8 +23,7 @@ from transformers import (
 )
 
 from explorl.modeling import onednn_ops
-from explorl.modeling.cpu_ops import WIDE
-from explorl.modeling.onednn_ops import OneDnnOps
+from explorl.modeling.onednn_ops import WIDE, OneDnnOps
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.engine import MIN_TOKENS_TO_COPY
 
@@ -203,7 +202,7 @@ def test_a_model_that_was_tried_out_was_tried_with_copies(
     monkeypatch.setattr(OneDnnOps, "rotated_heads", turned)
     model = build("llama")
     engine = Engine(model)
-    with caplog.at_level(logging.INFO, logger="explorl.rollout.trial"):
+    with caplog.at_level(logging.INFO, logger="explorl.modeling.fast_paths"):
         found = engine.generate(PROMPTS, 1, GREEDY)
     assert engine._runner is not None
     assert engine._runner._unrolled is None

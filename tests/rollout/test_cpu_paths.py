@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from explorl.modeling.cpu_ops import WIDE, CpuOps
 from explorl.modeling.llama import HEAD_ROWS, TorchOps
+from explorl.modeling.onednn_ops import WIDE, OneDnnOps
 from explorl.rollout.memory.cached_attention import Grouping, shared_attention
 from explorl.rollout.memory.joined import JoinedCache
 from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
@@ -160,7 +160,7 @@ def test_heads_of_one_token_are_projected_and_rotated(rows: int, width: int) -> 
     attn, norm = _attention_module(width, heads, kv_heads, size), LlamaRMSNorm(width, eps=1e-3)
     x = generator.normal(size=(rows, width))
     angle = np.tile(generator.normal(size=(rows, size // 2)), 2)
-    ops = CpuOps()
+    ops = OneDnnOps(None)
     with torch.no_grad():
         norm.weight.copy_(torch.from_numpy(generator.normal(size=width)))
         given = torch.from_numpy(x).float()[:, None]
@@ -186,7 +186,7 @@ def test_a_hook_on_a_projection_is_called(rows: int) -> None:
     called: list[int] = []
     attn = _attention_module(WIDE, 2, 2, 4)
     attn.k_proj.register_forward_hook(lambda *_: called.append(1))
-    x, ops = torch.randn(rows, 1, WIDE), CpuOps()
+    x, ops = torch.randn(rows, 1, WIDE), OneDnnOps(None)
     with torch.no_grad():
         ops.begin(x)
         ops.rotated_heads(x, x, None, attn, ops.rotary_factors(torch.ones(rows, 1, 4), torch.zeros(rows, 1, 4)))

@@ -504,15 +504,12 @@ def test_fast_paths_are_tried_out_once(make_trainer: Callable[..., Any], monkeyp
     """Not again at every generation, though TRL switches adapters and gradient checkpointing off and on in each."""
     from peft import LoraConfig
 
-    from explorl.modeling import passes
-    from explorl.rollout import engine, trial
+    from explorl.modeling import fast_paths
+    from explorl.rollout import engine
 
     tried: list[str] = []
-    for module in (passes, trial):
-        own = module._try_out
-        monkeypatch.setattr(
-            module, "_try_out", lambda *args, own=own, name=module.__name__: (tried.append(name), own(*args))[1]
-        )
+    own = fast_paths._try_out
+    monkeypatch.setattr(fast_paths, "_try_out", lambda path, *given: (tried.append(path), own(path, *given))[1])
     looks: list[int] = []
     probe = engine.probe
     monkeypatch.setattr(engine, "probe", lambda *args: (looks.append(1), probe(*args))[1])

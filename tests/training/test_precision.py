@@ -10,6 +10,7 @@ import torch
 from trl import GRPOTrainer
 
 from explorl.modeling import passes
+from explorl.modeling.fast_paths import PathChoice
 from explorl.modeling.precision import CastWeights, weights_dtype
 from explorl.training.grpo import sampler
 from explorl.training.grpo.loss import LOSSES
@@ -154,8 +155,6 @@ def test_where_packed_is_insisted_on_and_wrong_it_is_an_error(
     make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(ExplorationTrainer, options={"packed": True})
-    monkeypatch.setattr(
-        passes, "choose", lambda *_, **__: passes.PassChoice("padded", why="LlamaDecoderLayer: differs")
-    )
+    monkeypatch.setattr(passes, "choose", lambda *_, **__: PathChoice("padded", why="LlamaDecoderLayer: differs"))
     with pytest.raises(ValueError, match="packed=True does not work for this model \\(LlamaDecoderLayer"):
         trainer.logprobs.pass_kind(trainer.model, 16)

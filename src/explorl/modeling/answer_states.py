@@ -8,21 +8,22 @@ If nothing fits, `logits_path` returns "own logits", and the caller has to use t
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from explorl.modeling import proof
-from explorl.modeling.attention import AttentionDropout, evaluating
+from explorl.modeling.attention import evaluating, replaced
+from explorl.modeling.fast_paths import TOLERANCE, fastest, padded_rows, relative_difference
 from explorl.modeling.llama_pass import llama_pass
-from explorl.modeling.packed import PackedRows, packed_rows
+from explorl.modeling.packed import PackedRows, packed_rows, shared_prompts
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,6 @@ class LogitsPath:
     kind: Kind
     scale: float = 1.0
     softcap: float | None = None
-    points: frozenset[int] = frozenset()
-    """Turning points covered by the proof."""
     why: str = ""
     """Why the model's own logits have to be used."""
 
@@ -61,6 +60,8 @@ class AlignedRows:
         self.longest = max(int(mask.sum(1).max()), 1)
         order = torch.argsort((~mask).int(), dim=1, stable=True)[:, : self.longest]
         self.ids, self.counted = input_ids.gather(1, order), mask.gather(1, order)
+        self.shared = shared_prompts(input_ids, mask, completion).gather(1, order)
+        """1 on tokens that a row shares with the row above."""
         self.prompts = mask[:, :prompt].sum(1, keepdim=True)
         position = torch.arange(self.longest, device=order.device)
         self.scored = self.counted & (position >= self.prompts.clamp(min=1))
@@ -72,16 +73,6 @@ class AlignedRows:
     def predicts(self) -> Bool[Tensor, "rows length_less_1"]:
         """1 at positions that predict a scored token."""
         return self.scored[:, 1:]
-
-    def shared(self) -> Bool[Tensor, "rows length"]:
-        """Return 1 on prompt tokens of rows with the same prompt as the row above, except the last, which predicts."""
-        position = torch.arange(self.longest, device=self.ids.device)
-        inside = position < self.prompts
-        same = (self.ids[1:] == self.ids[:-1]) | ~inside[1:]
-        same = same.all(1, keepdim=True) & (self.prompts[1:] == self.prompts[:-1])
-        shared = torch.zeros_like(self.counted)
-        shared[1:] = same & (position < self.prompts[1:] - 1)
-        return shared
 
 
 def unwrapped(model: Any) -> Any:
@@ -108,15 +99,8 @@ def _bypassed_head(model: Any, respond: Callable[[Tensor], Tensor] | None = None
         read.append(states)
         return states.new_zeros(*states.shape[:-1], 1) if respond is None else respond(states)
 
-    before = head.__dict__.get("forward")
-    head.forward = forward
-    try:
+    with replaced([(head.__dict__, "forward", forward)]):
         yield read
-    finally:
-        if before is None:
-            del head.forward
-        else:
-            head.forward = before
 
 
 def states(model: Any, rows: AlignedRows, kind: Kind, use_kernels: bool | None = None) -> Float[Tensor, "scored width"]:
@@ -125,7 +109,7 @@ def states(model: Any, rows: AlignedRows, kind: Kind, use_kernels: bool | None =
         if kind == "padded":
             model(input_ids=rows.ids, attention_mask=rows.counted.long(), use_cache=False)
             return read[-1][:, :-1][rows.predicts]
-        packed = PackedRows(rows.counted, rows.shared())
+        packed = PackedRows(rows.counted, rows.shared)
         number = packed.included.flatten().cumsum(0).view_as(packed.included) - 1
         with packed_rows(model, packed, kind == "unrolled", use_kernels):
             model(
@@ -143,9 +127,6 @@ def adjusted(logits: Tensor, scale: float, softcap: float | None) -> Tensor:
     return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
-_LOGITS_PATHS: WeakKeyDictionary[Any, dict[Any, LogitsPath]] = WeakKeyDictionary()
-
-
 def logits_path(model: Any, reach: int, dtype: torch.dtype | None) -> LogitsPath:
     """Return the fastest correct path for sequences of up to ``reach`` tokens; ``dtype`` is that of autocast."""
     if is_sharded(model):
@@ -154,28 +135,36 @@ def logits_path(model: Any, reach: int, dtype: torch.dtype | None) -> LogitsPath
         return LogitsPath("own logits", why="it is compiled in place")
     if not isinstance(head_of(model), nn.Module):
         return LogitsPath("own logits", why="its head is not a module")
-    points = proof.reached(proof.inner_model(model).config, reach)
-    paths = _LOGITS_PATHS.setdefault(proof.inner_model(model), {})
-    key = proof.build_of(model), dtype, model.training
-    path = paths.get(key)
-    if path is None or not points <= path.points:
-        path = paths[key] = _try_out(model, points | (path.points if path else frozenset()), dtype)
-    return path
+
+    def logps(path: LogitsPath, ids: list[list[int]], in_float32: bool) -> tuple[list[list[int]], Tensor]:
+        with nullcontext() if in_float32 else proof.computing_in(model, dtype):
+            rows = AlignedRows(*padded_rows(model, ids), proof.TAIL)
+            read = states(model, rows, path.kind, use_kernels=False if in_float32 else None)
+            logits = adjusted(head_of(model)(read), path.scale, path.softcap).float()
+        logps = torch.log_softmax(logits, -1).gather(-1, rows.targets.unsqueeze(-1).to(logits.device))
+        return ids, logps.view(len(ids) + 1, proof.TAIL)[1:].cpu()
+
+    return fastest(
+        model,
+        "the pass for token records",
+        lambda: _candidates(model, dtype),
+        logps,
+        points=proof.reached(proof.inner_model(model).config, reach),
+        dtype=dtype,
+        in_training=True,
+    ).kind
 
 
-def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None) -> LogitsPath:
+def _candidates(model: Any, dtype: torch.dtype | None) -> list[LogitsPath]:
+    """Return the paths to try; the last one is known to be correct."""
     rule = _rule(model)
-    path = None if rule is None else LogitsPath("padded", *rule, points)
+    path = None if rule is None else LogitsPath("padded", *rule)
     if path is None or not _same_logits(model, path, dtype):
         why = "its logits are not those of its head, scaled or capped"
         logger.info("token records of %s need all logits of a few rows at once: %s", type(model).__name__, why)
-        return LogitsPath("own logits", points=points, why=why)
-    kinds: list[Kind] = ["packed"] if llama_pass(model) is None else ["unrolled", "packed"]
-    for kind in kinds:
-        faster = replace(path, kind=kind)
-        if not (model.training and _drops_attention(model, kind)) and not _difference(model, faster, dtype):
-            return faster
-    return path
+        return [LogitsPath("own logits", why=why)]
+    packed = replace(path, kind="packed")
+    return [packed, path] if llama_pass(model) is None else [replace(path, kind="unrolled"), packed, path]
 
 
 def _rule(model: Any) -> tuple[float, float | None] | None:
@@ -207,16 +196,12 @@ _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplemented
 
 
 def _close(computed: Tensor, expected: Tensor) -> bool:
-    if computed.shape != expected.shape:
-        return False
-    near = 1e-5 if computed.dtype in (torch.float32, torch.float64) else 2e-2
-    apart = (computed.to(expected) - expected).abs()
-    return bool((apart <= near * (1 + float(expected.abs().max()))).all())
+    return relative_difference(computed.to(expected), expected, math.inf) <= TOLERANCE.get(computed.dtype, 2e-2)
 
 
 def _same_logits(model: Any, path: LogitsPath, dtype: torch.dtype | None) -> bool:
     """Return whether the collected states give the logits that the model gives on the same padded rows."""
-    rows = _proof_rows(model, proof.sequences(model, []))
+    rows = AlignedRows(*padded_rows(model, proof.sequences(model, [])), proof.TAIL)
     try:
         with evaluating(model), proof.computing_in(model, dtype):
             original = model(input_ids=rows.ids, attention_mask=rows.counted.long(), use_cache=False).logits
@@ -226,43 +211,6 @@ def _same_logits(model: Any, path: LogitsPath, dtype: torch.dtype | None) -> boo
         raise
     except _FAILURES:
         return False
-
-
-def _drops_attention(model: Any, kind: Kind) -> bool:
-    """Return whether attention has dropout in training, which the proof, in evaluation mode, would not notice."""
-    with torch.no_grad(), torch.random.fork_rng():
-        try:
-            states(model, _proof_rows(model, proof.sequences(model, [])[:1]), kind, use_kernels=False)
-        except AttentionDropout:
-            return True
-        except Exception:  # the proof reports other failures
-            return False
-    return False
-
-
-def _proof_rows(model: Any, ids: list[list[int]]) -> AlignedRows:
-    """Return the sequences padded on the left, the first one twice, so that prompts are shared."""
-    device = next(model.parameters()).device
-    rows = [ids[0], *ids]
-    longest = max(len(row) for row in rows)
-    padded = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
-    return AlignedRows(padded, mask, proof.TAIL)
-
-
-def _difference(model: Any, path: LogitsPath, dtype: torch.dtype | None) -> str:
-    """Return why this path can't be used for this model, or ""."""
-    ids = proof.sequences(model, sorted(path.points))
-
-    def fast(in_float32: bool) -> tuple[list[list[int]], Tensor]:
-        with nullcontext() if in_float32 else proof.computing_in(model, dtype):
-            rows = _proof_rows(model, ids)
-            read = states(model, rows, path.kind, use_kernels=False if in_float32 else None)
-            logits = adjusted(head_of(model)(read), path.scale, path.softcap).float()
-        logps = torch.log_softmax(logits, -1).gather(-1, rows.targets.unsqueeze(-1).to(logits.device))
-        return ids, logps.view(len(ids) + 1, proof.TAIL)[1:].cpu()
-
-    return proof.difference(model, dtype, fast)
 
 
 def is_sharded(model: nn.Module) -> bool:

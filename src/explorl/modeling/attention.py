@@ -105,6 +105,25 @@ def attending(memory: AttentionMemory) -> Iterator[None]:
         _local.memory = before
 
 
+_MISSING = object()
+
+
+@contextmanager
+def replaced(entries: Sequence[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    """Set entries of dictionaries, such as the attributes or parameters of modules, and restore them on exit."""
+    before = [(values, name, values.get(name, _MISSING)) for values, name, _ in entries]
+    try:
+        for values, name, new in entries:
+            values[name] = new
+        yield
+    finally:
+        for values, name, old in before:
+            if old is _MISSING:
+                del values[name]
+            else:
+                values[name] = old
+
+
 def configs_of(model: nn.Module) -> list[Any]:
     """Return all configurations in which modules look up their attention; copied layers have separate ones."""
     module_configs = (module.__dict__.get("config") for module in model.modules())

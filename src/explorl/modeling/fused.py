@@ -9,36 +9,24 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-"""Largest relative difference between a module and its replacement; 2e-2 for half precision types."""
+from explorl.modeling.attention import replaced
+from explorl.modeling.fast_paths import TOLERANCE, deviation, random_inputs
 
 Replacement = tuple[Any, str, Callable[..., Any]]
 """An object, the name of one of its functions, and the replacement."""
 
 
-def _error(old: Callable[..., Any], new: Callable[..., Any], *inputs: Tensor) -> float:
-    """Return the largest difference of two functions, relative to the largest value; inf if they are incompatible."""
-    try:
-        with torch.no_grad():
-            actual, expected = new(*inputs), old(*inputs)
-    except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):
-        return math.inf
-    pairs = list(zip(actual, expected, strict=True)) if isinstance(expected, tuple) else [(actual, expected)]
-    if any(g.shape != w.shape or g.dtype != w.dtype for g, w in pairs):
-        return math.inf
-    return max(float((g - w).abs().max()) / max(1.0, float(w.abs().max())) for g, w in pairs)
-
-
 def _best(old: Callable[..., Any], makers: Sequence[Any], module: Any, *inputs: Tensor) -> Any:
     """Return the maker whose function is closest to the module's own; None if none is close enough."""
-    errors = [_error(old, make(module), *inputs) for make in makers]
+    apart = [deviation(type(module).__name__, make(module), old, inputs, math.inf) for make in makers]
+    errors = [math.inf if error is None else error for error in apart]
     least = min(errors)
     return makers[errors.index(least)] if least <= TOLERANCE.get(inputs[0].dtype, 2e-2) else None
 
@@ -49,7 +37,6 @@ class Fusion:
     def __init__(self, model: nn.Module, dtype: torch.dtype, use_kernels: bool) -> None:
         self.dtype, self.use_kernels = dtype, use_kernels
         self.device = next(model.parameters()).device
-        self.generator = torch.Generator(self.device).manual_seed(0)
         self.replacements: list[Replacement] = []
         best_makers: dict[Any, Callable[[nn.Module], Callable[..., Any]] | None] = {}
         for module in model.modules():
@@ -62,22 +49,11 @@ class Fusion:
         if use_kernels:
             self._rotary(model)
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        before = [(owner, name, owner.__dict__.get(name)) for owner, name, _ in self.replacements]
-        try:
-            for owner, name, new in self.replacements:
-                setattr(owner, name, new)
-            yield
-        finally:
-            for owner, name, old in before:
-                if old is None:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, old)
+    def __call__(self) -> AbstractContextManager[None]:
+        return replaced([(owner.__dict__, name, new) for owner, name, new in self.replacements])
 
-    def _random(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator, device=self.device, dtype=torch.float32).to(self.dtype)
+    def _random(self, *shapes: Sequence[int]) -> list[Tensor]:
+        return random_inputs(*shapes, dtype=self.dtype, device=self.device)
 
     # RMS norms
 
@@ -90,9 +66,9 @@ class Fusion:
             return None
         kind = type(module), len(weight), weight.dtype
         if kind not in best_makers:
-            x = self._random(3, 1, len(weight)) * 3
+            (x,) = self._random((3, 1, len(weight)))
             makers = [self._rms_maker(shift, first) for shift in (0.0, 1.0) for first in (True, False)]
-            best_makers[kind] = _best(module.forward, makers, module, x)
+            best_makers[kind] = _best(module.forward, makers, module, 3 * x)
         return best_makers[kind]
 
     def _rms_maker(self, shift: float, round_first: bool) -> Callable[[Any], Callable[[Tensor], Tensor]]:
@@ -124,9 +100,8 @@ class Fusion:
         width = getattr(parts[0], "in_features", None)
         kind = type(module), width, type(module.act_fn)
         if kind not in best_makers:
-            x = self._random(3, 1, width or 1)
             makers = [self._gate_maker(gelu) for gelu in (False, True)]
-            best_makers[kind] = _best(module.forward, makers, module, x)
+            best_makers[kind] = _best(module.forward, makers, module, *self._random((3, 1, width or 1)))
         return best_makers[kind]
 
     def _gate_maker(self, gelu: bool) -> Callable[[Any], Callable[[Tensor], Tensor]]:
@@ -163,7 +138,7 @@ class Fusion:
                     return _old(q, k, cos, sin, *args, **kwargs)
                 return rotary(q, k, cos, sin)
 
-            inputs = [self._random(*shape) for shape in ((3, 4, 5, 16), (3, 2, 5, 16), (3, 5, 16), (3, 5, 16))]
+            inputs = self._random((3, 4, 5, 16), (3, 2, 5, 16), (3, 5, 16), (3, 5, 16))
             if _best(old, [lambda _, new=new: new], None, *inputs) is not None:
                 self.replacements.append((code, "apply_rotary_pos_emb", new))
 

@@ -6,41 +6,35 @@ compared with them on random inputs before its first use.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from explorl.modeling.llama import KernelOps, Normed
-from explorl.modeling.rotary_table import is_hooked
-
-logger = logging.getLogger(__name__)
+from explorl.modeling.fast_paths import Verified, random_inputs
+from explorl.modeling.llama import Normed, TorchOps, is_plain_linear
 
 NEAR = 4.0
 """Largest relative difference between a kernel and the modules, in units of the dtype's epsilon."""
-
 
 Computation = Callable[..., list[Tensor]]
 """A function of tensors: the fused or the separate computation."""
 
 
-class FusedTritonOps(KernelOps):
-    """Operations with fused products.
+class FusedTritonOps(TorchOps):
+    """The operations as Triton kernels, with fused products.
 
     Up to `triton_layers.FEW` rows, four products per layer include norms and sums. For more rows, there is one product
     for query, key and value and one for gate and up, where measured to be faster.
     """
 
     def __init__(self) -> None:
-        from explorl.modeling import triton_layers
+        from explorl.modeling import triton_fused, triton_layers
 
-        super().__init__()
-        self.layers = triton_layers
+        self.kernels, self.layers = triton_fused, triton_layers
         self.rows = 0
-        self.verified: dict[Any, bool] = {}
-        """Whether each kernel agrees with the modules, if compared."""
+        self.verified = Verified()
 
     def begin(self, x: Tensor) -> None:
         super().begin(x)
@@ -50,42 +44,45 @@ class FusedTritonOps(KernelOps):
         return None if self._norms_inside(x, norm) else super().first(x, norm)
 
     def heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> list[Tensor]:
-        modules, kind = super().heads, self.layers.HEADS
-        tile, weights = self._plan(kind, x, (attn.q_proj, attn.k_proj, attn.v_proj))
+        modules, projections = super().heads, (attn.q_proj, attn.k_proj, attn.v_proj)
+        return self._normed_products(self.layers.HEADS, x, h, norm, projections, lambda x, h: modules(x, h, norm, attn))
+
+    def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
+        modules, projections = super().inner, (mlp.gate_proj, mlp.up_proj)
+        (result,) = self._normed_products(
+            self.layers.GATED, x, h, norm, projections, lambda x, h: [modules(x, h, norm, mlp)]
+        )
+        return result
+
+    def _normed_products(
+        self, kind: str, x: Tensor, h: Normed, norm: Any, projections: Sequence[Any], modules: Computation
+    ) -> list[Tensor]:
+        """Return products of h, or of x after ``norm`` where h is None; ``modules`` returns them for x and h."""
+        tile, weights = self._plan(kind, x, projections)
         if weights is None or (h is None and not self._norms_inside(x, norm)):
-            return modules(x, h, norm, attn)
-        input_, inside = self._input(x, h, norm)
+            return modules(x, h)
+        inside = self.layers.Norm(norm.weight, norm.variance_epsilon) if h is None else None
 
         def fused(y: Tensor) -> list[Tensor]:
-            outs = self.layers.products(y.flatten(0, -2), weights, tile, inside)
+            rows = y.flatten(0, -2)
+            if kind == self.layers.GATED:
+                outs = [self.layers.gated_products(rows, *weights, tile, inside)]
+            else:
+                outs = self.layers.products(rows, weights, tile, inside)
             return [out.unflatten(0, y.shape[:-1]) for out in outs]
 
         def separate(y: Tensor) -> list[Tensor]:
-            return modules(y, None if h is None else y, norm, attn)
+            return modules(y, None if h is None else y)
 
-        return self._run_fused((kind, tile, h is None, *_kind(weights)), fused, separate, input_)
-
-    def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
-        modules, kind = super().inner, self.layers.GATED
-        tile, weights = self._plan(kind, x, (mlp.gate_proj, mlp.up_proj))
-        if weights is None or (h is None and not self._norms_inside(x, norm)):
-            return modules(x, h, norm, mlp)
-        input_, inside = self._input(x, h, norm)
-
-        def fused(y: Tensor) -> list[Tensor]:
-            return [self.layers.gated_products(y.flatten(0, -2), *weights, tile, inside).unflatten(0, y.shape[:-1])]
-
-        def separate(y: Tensor) -> list[Tensor]:
-            return [modules(y, None if h is None else y, norm, mlp)]
-
-        return self._run_fused((kind, tile, h is None, *_kind(weights)), fused, separate, input_)[0]
+        key = kind, tile, h is None, *_kind(weights)
+        return self._run_fused(key, fused, separate, (x if h is None else h).contiguous())
 
     def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
-        modules, kind = super().add, self.layers.ADDED
+        kind = self.layers.ADDED
         tile, weights = self._plan(kind, x, (projection,))
         key = kind, tile, *_kind(weights or ())
         if weights is None or y.dtype != x.dtype or self.verified.get(key) is False:
-            return modules(x, y, projection, norm, last)
+            return self.kernels.add_rms_norm(x, projection(y), norm.weight, norm.variance_epsilon)
 
         def fused(x: Tensor, y: Tensor) -> list[Tensor]:
             outs = self.layers.products(y.flatten(0, -2), weights, tile, residual=x.flatten(0, -2))
@@ -97,20 +94,26 @@ class FusedTritonOps(KernelOps):
         (total,) = self._run_fused(key, fused, separate, x.contiguous(), y.contiguous())
         return total, None if not last and self._norms_inside(total, norm) else self.norm(total, norm)
 
+    def norm(self, x: Tensor, norm: Any) -> Tensor:
+        return self.kernels.rms_norm(x, norm.weight, norm.variance_epsilon, 0.0, True)
+
+    def rotary_factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return cos, sin
+
+    def rotate(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.kernels.rotary(query, key, *rotary)
+
+    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.kernels.gated(gate, up, False)
+
     def _norms_inside(self, x: Tensor, norm: Any) -> bool:
         """Return whether the next products, if they are kernels, norm their input themselves."""
         return self.rows <= self.layers.FEW and norm.weight.dtype == x.dtype
 
-    def _input(self, x: Tensor, h: Normed, norm: Any) -> tuple[Tensor, Any]:
-        """Return the input of a product, and the norm that the product applies to it."""
-        if h is not None:
-            return h.contiguous(), None
-        return x.contiguous(), self.layers.Norm(norm.weight, norm.variance_epsilon)
-
     def _plan(self, kind: str, x: Tensor, projections: Sequence[Any]) -> tuple[Any, list[Any] | None]:
         """Return the tile of the kernel and its weights; None if the modules have to be called."""
         tile = self.layers.tile_for(kind, self.rows, x.shape[-1], x.dtype)
-        if tile is None or not all(_linear(projection, x.dtype) for projection in projections):
+        if tile is None or not all(is_plain_linear(projection, x.dtype) for projection in projections):
             return None, None
         if len({projection.bias is None for projection in projections}) > 1:
             return None, None
@@ -120,7 +123,11 @@ class FusedTritonOps(KernelOps):
         """Run the kernel if it agrees with the modules, and the modules otherwise."""
         verified = self.verified.get(key)
         if verified is None and not _capturing():
-            verified = self.verified[key] = _agrees(key, fused, separate, inputs)
+            # The real inputs may contain stopped rows with arbitrary values.
+            x = inputs[0]
+            samples = random_inputs(*(tensor.shape for tensor in inputs), dtype=x.dtype, device=x.device)
+            near = NEAR * torch.finfo(x.dtype).eps
+            verified = self.verified.agrees(key, fused, separate, samples, near)
         return fused(*inputs) if verified else separate(*inputs)
 
 
@@ -128,43 +135,5 @@ def _capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _linear(projection: Any, dtype: torch.dtype) -> bool:
-    """Return whether the projection is a linear layer of plain, contiguous tensors, without hooks."""
-    if type(projection) is not nn.Linear or is_hooked(projection):
-        return False
-    tensors = [tensor for tensor in (projection.weight, projection.bias) if tensor is not None]
-    plain = all(type(tensor) is nn.Parameter and type(tensor.data) is Tensor for tensor in tensors)
-    return plain and all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in tensors)
-
-
 def _kind(weights: Sequence[Any]) -> tuple[Any, ...]:
     return tuple((weight.matrix.dtype, weight.bias is None, *weight.matrix.shape) for weight in weights)
-
-
-def _agrees(key: Any, fused: Computation, separate: Computation, inputs: Sequence[Tensor]) -> bool:
-    """Return whether both agree on random inputs; the real ones may contain stopped rows with arbitrary values."""
-    device = inputs[0].device
-    generator = torch.Generator(device).manual_seed(0)
-    samples = [torch.randn(x.shape, generator=generator, device=device).to(x.dtype) for x in inputs]
-    try:
-        got = fused(*samples)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # for example, the tile does not fit, or the compiler does not support the device
-        logger.info("%s does not run here (%s: %s); using the modules", key, type(error).__name__, error)
-        return False
-    excess = max(_distance(result, expected) for result, expected in zip(got, separate(*samples), strict=True))
-    if not excess <= 1:
-        logger.warning("%s differs from the modules by %.1f times the tolerance; using the modules", key, excess)
-    return excess <= 1
-
-
-def _distance(got: Tensor, want: Tensor) -> float:
-    """Return the difference in units of the tolerance; infinite if the finite values are not at the same places."""
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return float("inf")
-    finite = torch.isfinite(want)
-    if not torch.equal(finite, torch.isfinite(got)):
-        return float("inf")
-    allowed = NEAR * torch.finfo(want.dtype).eps * float(torch.linalg.vector_norm(want[finite].float()))
-    return float(torch.linalg.vector_norm(got[finite].float() - want[finite].float())) / max(allowed, 1e-30)

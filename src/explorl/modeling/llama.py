@@ -8,7 +8,7 @@ if `explorl.modeling.proof` finds that it computes what the model computes.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,72 +32,22 @@ Normed = Any
 """The normed input of the next projections, or None if they apply the norm themselves."""
 
 
-class Ops(Protocol):
-    """The projections and the operations between them, for one kind of device."""
-
-    tabled: bool
-    """Whether decode steps look cosine and sine up in a table, if the cache knows how many positions it needs."""
-
-    def begin(self, x: Tensor) -> None:
-        """Prepare for operations on as many rows as x has."""
-        ...
-
-    def project(self, x: Tensor, projection: Any) -> Tensor:
-        """Return projection(x), not necessarily contiguous."""
-        ...
-
-    def logits(self, x: Tensor, head: Any) -> Tensor:
-        """Return head(x), contiguous."""
-        ...
-
-    def norm(self, x: Tensor, norm: Any) -> Tensor: ...
-
-    def first(self, x: Tensor, norm: Any) -> Normed:
-        """Return x normed for the first layer."""
-        ...
-
-    def heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> list[Tensor]:
-        """Return query, key and value, contiguous, of x; h is x after ``norm``."""
-        ...
-
-    def rotated_heads(
-        self, x: Tensor, h: Normed, norm: Any, attn: Any, rotary: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value as (rows, heads, length, size), query and key normed and rotated."""
-        ...
-
-    def split_heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value as (rows, heads, length, size), query and key normed but not rotated."""
-        ...
-
-    def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
-        """Return silu(gate) · up of x; h is x after ``norm``."""
-        ...
-
-    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
-        """Return x + projection(y), and that normed; ``last`` means for the head, which does not apply the norm."""
-        ...
-
-    def rotary_factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Prepare the rotary embedding's cosine and sine, (rows, length, size), for `rotate`."""
-        ...
-
-    def rotate(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]: ...
-
-
 class TorchOps:
-    """The operations in torch, with as few passes over memory as possible."""
+    """The projections and the operations between them, in torch, with as few passes over memory as possible."""
 
     tabled = False
+    """Whether decode steps look cosine and sine up in a table, if the cache knows how many positions it needs."""
     few = False
     """Whether the number of rows is in `FEW_ROWS`."""
 
     def begin(self, x: Tensor) -> None:
+        """Prepare for operations on as many rows as x has."""
         rows = x.numel() // x.shape[-1]
         on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
         self.few = on_cpu and rows in FEW_ROWS and torch.backends.mkl.is_available()
 
     def project(self, x: Tensor, projection: Any) -> Tensor:
+        """Return projection(x), not necessarily contiguous."""
         weight = plain_weight(projection) if self.few else None
         if weight is None:
             return projection(x)
@@ -105,6 +55,7 @@ class TorchOps:
         return product.unflatten(0, x.shape[:-1])
 
     def logits(self, x: Tensor, head: Any) -> Tensor:
+        """Return head(x), contiguous."""
         weight = plain_weight(head) if self.few else None
         if weight is None:
             return self.project(x, head).contiguous()
@@ -121,15 +72,18 @@ class TorchOps:
         return (x * scale).mul_(norm.weight)
 
     def first(self, x: Tensor, norm: Any) -> Normed:
+        """Return x normed for the first layer."""
         return self.norm(x, norm)
 
     def heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> list[Tensor]:
+        """Return query, key and value, contiguous, of x; h is x after ``norm``."""
         h = self.norm(x, norm) if h is None else h
         return [self.project(h, projection).contiguous() for projection in (attn.q_proj, attn.k_proj, attn.v_proj)]
 
     def rotated_heads(
         self, x: Tensor, h: Normed, norm: Any, attn: Any, rotary: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value as (rows, heads, length, size), query and key normed and rotated."""
         query, key, value = self.split_heads(x, h, norm, attn)
         return *self.rotate(query, key, rotary), value
 
@@ -142,10 +96,12 @@ class TorchOps:
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
     def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
+        """Return silu(gate) · up of x; h is x after ``norm``."""
         h = self.norm(x, norm) if h is None else h
         return self.gate(self.project(h, mlp.gate_proj), self.project(h, mlp.up_proj))
 
     def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
+        """Return x + projection(y), and that normed; ``last`` means for the head, which does not apply the norm."""
         weight = None if self.few else plain_weight(projection)
         if weight is None:
             x = x + self.project(y, projection)
@@ -154,6 +110,7 @@ class TorchOps:
         return x, self.norm(x, norm)
 
     def rotary_factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Prepare the rotary embedding's cosine and sine, (rows, length, size), for `rotate`."""
         half = cos.shape[-1] // 2
         # rotate_half(x) · sin = (halves of x swapped) · (−sin, sin)
         return cos.unsqueeze(1), torch.cat([-sin[..., :half], sin[..., half:]], dim=-1).unsqueeze(1)
@@ -176,34 +133,19 @@ def plain_weight(projection: Any) -> Tensor | None:
     return parameters.get("weight") if parameters.get("bias") is None else None
 
 
-class KernelOps(TorchOps):
-    """The operations as Triton kernels."""
-
-    def __init__(self) -> None:
-        from explorl.modeling import triton_fused
-
-        self.kernels = triton_fused
-
-    def norm(self, x: Tensor, norm: Any) -> Tensor:
-        return self.kernels.rms_norm(x, norm.weight, norm.variance_epsilon, 0.0, True)
-
-    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
-        return self.kernels.add_rms_norm(x, projection(y), norm.weight, norm.variance_epsilon)
-
-    def rotary_factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return cos, sin
-
-    def rotate(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return self.kernels.rotary(query, key, *rotary)
-
-    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
-        return self.kernels.gated(gate, up, False)
+def is_plain_linear(projection: Any, dtype: torch.dtype) -> bool:
+    """Return whether the projection is a linear layer of plain, contiguous tensors of this dtype, without hooks."""
+    if type(projection) is not nn.Linear or is_hooked(projection):
+        return False
+    tensors = [tensor for tensor in (projection.weight, projection.bias) if tensor is not None]
+    plain = all(type(tensor) is nn.Parameter and type(tensor.data) is Tensor for tensor in tensors)
+    return plain and all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in tensors)
 
 
 class LlamaForward:
     """The forward pass of one model."""
 
-    def __init__(self, root: Any, ops: Ops) -> None:
+    def __init__(self, root: Any, ops: TorchOps) -> None:
         self.root, self.body, self.ops = root, root.model, ops
         self.table = RotaryTable(self.body.rotary_emb)
 
@@ -228,7 +170,7 @@ class LlamaForward:
 
     def _rotary_factors(self, x: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Tensor]:
         """Return cosine and sine of these positions, or of all positions for a cache that looks them up itself."""
-        if hasattr(cache, "rotate_and_attend"):
+        if hasattr(cache, "rotate_and_attend") and hasattr(cache, "capacity"):
             table = self.table.up_to(cache.capacity, x)
             if table is not None:
                 return table

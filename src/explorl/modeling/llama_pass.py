@@ -81,11 +81,6 @@ class TrainingKernelOps(TrainingOps):
     def rotary_factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return cos, sin
 
-    def rotate(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return query and key as they are: the kernel that spreads them rotates them."""
-        self.latest = rotary
-        return query, key
-
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
         return self.kernels.Gated.apply(gate, up)
 
@@ -96,14 +91,11 @@ class _KernelRows:
     def __init__(self, rows: Any, ops: TrainingKernelOps) -> None:
         self.rows, self.ops = rows, ops
 
-    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        return key, value
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
+    def rotate_and_attend(
+        self, query: Tensor, key: Tensor, value: Tensor, rotary: Any, layer: int, scale: float, window: int | None
     ) -> Tensor:
-        spread = self.ops.kernels.RotatedRows.apply(query, key, value, *self.ops.latest, self.rows, _narrow(query))
-        return self.rows.attend_spread(*spread, scale, window, cap)
+        spread = self.ops.kernels.RotatedRows.apply(query, key, value, *rotary, self.rows, _narrow(query))
+        return self.rows.attend_spread(*spread, scale, window, None)
 
 
 class LlamaPass(LlamaForward):

@@ -1,19 +1,21 @@
-"""Matrix products on a CPU by oneDNN, from copies of the weights in its own layout.
+"""The operations of a decode step on a CPU, for `explorl.modeling.llama`: few calls, and products by oneDNN.
 
-MKL reorders a weight for the processor in every product. For the few rows of a decode step that takes as long as the
+A step of a small model has hundreds of operations on a few thousand numbers, for which the calls take most of the time.
+In a larger one the matrix products do, so they are computed from copies of the weights in oneDNN's own layout. MKL
+reorders a weight for the processor in every product. For the few rows of a decode step that takes as long as the
 product itself, so here it is done once for all steps of a call. Query, key and value are one product, and sums, gates
 and their activation are computed while a result is still in the processor's cache. For 32 rows of SmolLM2-135M the
 products of a step take two thirds of MKL's time, for 4 rows one third.
 
 The copies take as much memory as the weights and do not follow their updates: `OneDnnOps.renew` makes new ones before
-each call. Layers without a copy (adapters, projections with hooks) are computed as in `CpuOps`. Every kind of copy is
-compared with the modules, on random inputs, before it is used.
+each call. Layers without a copy (adapters, projections with hooks) are computed by MKL. Every kind of copy is compared
+with the modules, on random inputs, before it is used.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -22,12 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explorl.modeling.cpu_ops import WIDE, CpuOps
-from explorl.modeling.llama import HEAD_ROWS, Normed
-from explorl.modeling.rotary_table import is_hooked
+from explorl.modeling.fast_paths import Verified, random_inputs
+from explorl.modeling.llama import HEAD_ROWS, Normed, TorchOps, is_plain_linear, plain_weight
 
 logger = logging.getLogger(__name__)
 
+WIDE = 256
+"""Width from which a product with the transposed input is worth transposing the result, and copies are worthwhile."""
 NEAR = 1e-5
 """Largest relative difference from the modules' products; another order of summation stays below it."""
 
@@ -73,21 +76,18 @@ def groups(root: Any) -> Iterator[Group]:
     yield from _eligible((root.lm_head,))
 
 
-def _eligible(*candidates: tuple[Any, ...]) -> Iterator[Group]:
+def _eligible(*candidates: Group) -> Iterator[Group]:
     for group in candidates:
-        same = len({projection.bias is None for projection in group if type(projection) is nn.Linear}) == 1
-        if same and all(_is_plain(projection) for projection in group):
+        plain = all(_has_plain_weight(projection) for projection in group)
+        if plain and len({projection.bias is None for projection in group}) == 1:
             yield group
 
 
-def _is_plain(projection: Any) -> bool:
-    """Return whether the projection is a linear layer of plain float32 tensors on the CPU, without hooks."""
-    if type(projection) is not nn.Linear or is_hooked(projection):
+def _has_plain_weight(projection: Any) -> bool:
+    """Return whether the projection is a plain linear layer in float32 on the CPU, whole and not sharded."""
+    if not is_plain_linear(projection, torch.float32) or projection.weight.device.type != "cpu":
         return False
-    weight = projection.weight
-    if type(weight) is not nn.Parameter or weight.shape != (projection.out_features, projection.in_features):
-        return False
-    return weight.dtype == torch.float32 and weight.device.type == "cpu"
+    return projection.weight.shape == (projection.out_features, projection.in_features)
 
 
 def copied_bytes(root: Any) -> int:
@@ -97,11 +97,12 @@ def copied_bytes(root: Any) -> int:
     return sum(4 * projection.weight.numel() for group in groups(root) for projection in group)
 
 
-class OneDnnOps(CpuOps):
-    """`CpuOps` that use copies of the weights once `renew` has made them."""
+class OneDnnOps(TorchOps):
+    """`TorchOps` for one token per row, which use copies of the weights once `renew` has made them."""
+
+    tabled = True
 
     def __init__(self, root: Any) -> None:
-        super().__init__()
         self.root = root
         self.copies: dict[int, ReorderedWeight] = {}
         """Copies by the id of a group's first projection."""
@@ -109,8 +110,8 @@ class OneDnnOps(CpuOps):
         """Copies of the head's weight, in blocks whose results fit in the processor's cache."""
         self._logits = torch.empty(0, dtype=torch.float32)
         """Memory for logits, reused from step to step because allocating so much is slow."""
-        self._verified: dict[Any, bool] = {}
-        """Whether each kind of product agrees with that of the modules, if compared."""
+        self._verified = Verified()
+        self._epsilons: dict[float, Tensor] = {}
 
     def renew(self) -> None:
         """Copy the current weights; if there is not enough memory, continue without copies."""
@@ -139,10 +140,19 @@ class OneDnnOps(CpuOps):
 
     def _copied(self, weight: Tensor, bias: Tensor | None) -> ReorderedWeight | None:
         """Return a copy; None if its products do not agree with those of the weight."""
-        copy, kind = ReorderedWeight.of(weight, bias), (weight.shape, bias is None)
-        if kind not in self._verified:
-            self._verified[kind] = _agrees(copy, weight, bias)
-        return copy if self._verified[kind] else None
+        copy, key = ReorderedWeight.of(weight, bias), ("product with a copy", *weight.shape, bias is None)
+
+        def fast(x: Tensor, other: Tensor) -> list[Tensor]:
+            combined = [copy.combined(x, other, then) for then in ("add", "mul")]
+            return [copy.product(x), copy.product(x, "swish"), *combined]
+
+        def own(x: Tensor, other: Tensor) -> list[Tensor]:
+            product = F.linear(x, weight, bias)
+            return [product, F.silu(product), product + other, product * other]
+
+        columns, depth = weight.shape
+        inputs = random_inputs((3, depth), (3, columns), dtype=weight.dtype, device=weight.device)
+        return copy if self._verified.agrees(key, fast, own, inputs, NEAR) else None
 
     def forget(self) -> None:
         """Drop all copies."""
@@ -151,6 +161,24 @@ class OneDnnOps(CpuOps):
     def __deepcopy__(self, memo: dict[int, Any]) -> OneDnnOps:
         """Return operations without copies of the weights, because torch cannot deep-copy these."""
         return OneDnnOps(deepcopy(self.root, memo))
+
+    def begin(self, x: Tensor) -> None:
+        super().begin(x)
+        self.few = self.few and x.shape[-1] >= WIDE
+
+    def project(self, x: Tensor, projection: Any) -> Tensor:
+        weight = None if self.few else plain_weight(projection)
+        return super().project(x, projection) if weight is None else F.linear(x, weight)
+
+    def norm(self, x: Tensor, norm: Any) -> Tensor:
+        if x.dtype != torch.float32:
+            return super().norm(x, norm)
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        epsilon = self._epsilons.get(norm.variance_epsilon)
+        if epsilon is None:
+            epsilon = self._epsilons[norm.variance_epsilon] = torch.tensor(norm.variance_epsilon, dtype=torch.float32)
+        scale = torch.addcmul(epsilon, size, size, value=1 / x.shape[-1]).rsqrt_()
+        return (x * scale).mul_(norm.weight)
 
     def logits(self, x: Tensor, head: Any) -> Tensor:
         """Return the logits; those of the next step overwrite them."""
@@ -175,14 +203,28 @@ class OneDnnOps(CpuOps):
     def rotated_heads(
         self, x: Tensor, h: Normed, norm: Any, attn: Any, rotary: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        copy = self.copies.get(id(attn.q_proj))
-        if copy is None or x.shape[1] > 1 or "q_norm" in attn._modules:
+        copy, projections = self.copies.get(id(attn.q_proj)), (attn.q_proj, attn.k_proj, attn.v_proj)
+        weights: list[Any] = [plain_weight(projection) for projection in projections] if copy is None else []
+        simple = x.shape[1] == 1 and x.dtype == torch.float32 and "q_norm" not in attn._modules
+        if not simple or any(weight is None for weight in weights):
             return super().rotated_heads(x, h, norm, attn, rotary)
-        joined = copy.product((self.norm(x, norm) if h is None else h)[:, 0])
-        parts, size = joined.view(len(x), -1, 1, attn.head_dim), attn.head_dim
-        query, key = attn.q_proj.out_features // size, attn.k_proj.out_features // size
-        rotated = self._rotate(parts[:, : query + key], rotary)
-        return rotated[:, :query], rotated[:, query:], parts[:, query + key :]
+        h, size = (self.norm(x, norm) if h is None else h)[:, 0], attn.head_dim
+        shape, query = (len(h), -1, 1, size), attn.q_proj.out_features // size
+        if copy is not None:
+            parts, both = copy.product(h).view(shape), query + attn.k_proj.out_features // size
+            rotated, value = self._rotate(parts[:, :both], rotary), parts[:, both:]
+        elif self.few:
+            transposed = h.t()
+            both_heads = torch.cat([torch.mm(weight, transposed) for weight in weights[:2]]).t().contiguous()
+            rotated = self._rotate(both_heads.view(shape), rotary)
+            value = torch.mm(weights[2], transposed).t().contiguous().view(shape)
+        else:
+            first, second, third = (F.linear(h, weight).view(shape) for weight in weights)
+            return self._rotate(first, rotary), self._rotate(second, rotary), third
+        return rotated[:, :query], rotated[:, query:], value
+
+    def _rotate(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        return (x * rotary[0]).addcmul_(x.roll(x.shape[-1] // 2, -1), rotary[1])
 
     def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
         gate, up = self.copies.get(id(mlp.gate_proj)), self.copies.get(id(mlp.up_proj))
@@ -204,29 +246,3 @@ def _joined(group: Group) -> tuple[Tensor, Tensor | None]:
     weights = [projection.weight.detach() for projection in group]
     biases = [projection.bias.detach() for projection in group if projection.bias is not None]
     return (weights[0] if len(weights) == 1 else torch.cat(weights)), torch.cat(biases) if biases else None
-
-
-def _agrees(copy: ReorderedWeight, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return whether a copy's products agree with the weight's, with each operation that may follow."""
-    draw = torch.Generator().manual_seed(0)
-    x, other = (torch.randn(3, size, generator=draw, dtype=weight.dtype) for size in weight.shape[::-1])
-    want = F.linear(x, weight, bias)
-    pairs: list[tuple[Callable[[], Tensor], Tensor]] = [
-        (lambda: copy.product(x), want),
-        (lambda: copy.product(x, "swish"), F.silu(want)),
-        (lambda: copy.combined(x, other, "add"), want + other),
-        (lambda: copy.combined(x, other, "mul"), want * other),
-    ]
-    try:
-        return all(_near(product(), expected) for product, expected in pairs)
-    except RuntimeError as error:  # oneDNN in this build of torch lacks an operation
-        logger.info("products with copies of the weights do not run here: %s", error)
-        return False
-
-
-def _near(got: Tensor, want: Tensor) -> bool:
-    finite = torch.isfinite(want)
-    if not torch.equal(finite, torch.isfinite(got)):
-        return False
-    far = torch.linalg.vector_norm(got[finite] - want[finite])
-    return bool(far <= NEAR * torch.linalg.vector_norm(want[finite]))

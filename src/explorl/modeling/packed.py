@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from explorl.modeling.attention import attending, configs_of, our_attention, scaled_attention
+from explorl.modeling.attention import attending, configs_of, our_attention, replaced, scaled_attention
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama_pass import LlamaPass, llama_pass
 
@@ -158,13 +158,8 @@ def _unrolled(model: Any, rows: PackedRows, use_kernels: bool | None) -> Iterato
         assert forward_pass is not None
         if use_kernels is None:
             _PASSES[model] = forward_pass
-    forward_pass.rows = rows
-    forward_pass.body.forward = forward_pass.forward
-    try:
+    with replaced([(forward_pass.body.__dict__, "forward", forward_pass.forward), (vars(forward_pass), "rows", rows)]):
         yield
-    finally:
-        del forward_pass.body.forward
-        forward_pass.rows = None
 
 
 def _fused_norms(model: nn.Module) -> AbstractContextManager[None]:
@@ -177,9 +172,10 @@ def _fused_norms(model: nn.Module) -> AbstractContextManager[None]:
     return _NORMS[model]()
 
 
-@contextmanager
-def _computed_again(model: nn.Module, inside: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Enter ``inside`` also when gradient checkpointing recomputes layers in the backward pass.
+def _computed_again(
+    model: nn.Module, inside: Callable[[], AbstractContextManager[None]]
+) -> AbstractContextManager[None]:
+    """Return a context that enters ``inside`` also when gradient checkpointing recomputes layers in the backward pass.
 
     Without gradients nothing is recomputed, and torch's reentrant checkpointing would warn, so layers run directly.
     """
@@ -187,27 +183,19 @@ def _computed_again(model: nn.Module, inside: Callable[[], AbstractContextManage
     def directly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    def within(function: Callable[..., Any]) -> Callable[..., Any]:
-        def again(*args: Any, **kwargs: Any) -> Any:
-            with inside():
-                return function(*args, **kwargs)
+    def within(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        def checkpointed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            def again(*args: Any, **kwargs: Any) -> Any:
+                with inside():
+                    return function(*args, **kwargs)
 
-        return again
+            return checkpoint(again, *args, **kwargs)
 
-    modules = [module for module in model.modules() if "_gradient_checkpointing_func" in module.__dict__]
-    before = [module.__dict__["_gradient_checkpointing_func"] for module in modules]
-    try:
-        for module, checkpoint in zip(modules, before, strict=True):
-            checkpoint_function = checkpoint if torch.is_grad_enabled() else directly
-            module.__dict__["_gradient_checkpointing_func"] = (
-                lambda function, *args, _checkpoint=checkpoint_function, **kwargs: _checkpoint(
-                    within(function), *args, **kwargs
-                )
-            )
-        yield
-    finally:
-        for module, checkpoint in zip(modules, before, strict=True):
-            module.__dict__["_gradient_checkpointing_func"] = checkpoint
+        return checkpointed
+
+    name, with_gradients = "_gradient_checkpointing_func", torch.is_grad_enabled()
+    modules = [module.__dict__ for module in model.modules() if name in module.__dict__]
+    return replaced([(values, name, within(values[name] if with_gradients else directly)) for values in modules])
 
 
 def packed_logps(
@@ -228,7 +216,7 @@ def packed_logps(
     `explorl.modeling.passes` decides whether a model may run like this, and `unrolled`.
     """
     counted = attention_mask.bool()
-    rows = PackedRows(counted, _shared_prompts(input_ids, counted, completion))
+    rows = PackedRows(counted, shared_prompts(input_ids, counted, completion))
     labels = input_ids.masked_fill(~counted, -100)
     labels[:, : input_ids.size(1) - completion] = -100
     following = torch.full_like(labels, -100)
@@ -304,12 +292,15 @@ def scaled_states(model: Any, scale: Float[Tensor, "#rows #tokens 1"] | None) ->
         hook.remove()
 
 
-def _shared_prompts(
+def shared_prompts(
     input_ids: Int[Tensor, "batch length"], counted: Bool[Tensor, "batch length"], completion: int
 ) -> Bool[Tensor, "batch length"]:
     """Return 1 on prompt tokens of rows with the same prompt as the row above, except the last, which predicts."""
-    prompt = input_ids.size(1) - completion
-    same = (input_ids[1:, :prompt] == input_ids[:-1, :prompt]) & (counted[1:, :prompt] == counted[:-1, :prompt])
+    prompts = counted[:, : input_ids.size(1) - completion]
+    length = prompts.size(1)
+    same = (input_ids[1:, :length] == input_ids[:-1, :length]) | ~prompts[1:]
+    same = (same & (prompts[1:] == prompts[:-1])).all(1, keepdim=True)
+    number = prompts.cumsum(1)
     shared = torch.zeros_like(counted)
-    shared[1:, : max(prompt - 1, 0)] = same.all(1, keepdim=True) & counted[1:, : max(prompt - 1, 0)]
+    shared[1:, :length] = same & prompts[1:] & (number < number[:, -1:])[1:]
     return shared

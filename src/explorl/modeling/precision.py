@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from explorl.modeling.attention import replaced
+
 
 class CastWeights:
     """Copies of a model's floating-point parameters in ``dtype``.
@@ -52,14 +54,8 @@ class CastWeights:
         with torch.no_grad():
             if self.copies:
                 torch._foreach_copy_(self.copies, self.originals)
-        before = [(module, name, module._parameters[name]) for module, name, _ in self.replacements]
-        try:
-            for module, name, copy in self.replacements:
-                module._parameters[name] = copy
+        with replaced([(module._parameters, name, copy) for module, name, copy in self.replacements]):
             yield
-        finally:
-            for module, name, original in before:
-                module._parameters[name] = original
 
 
 def _plain(parameter: nn.Parameter) -> bool:

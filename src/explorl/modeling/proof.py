@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as everywhere
 
-from explorl.modeling.attention import evaluating
+from explorl.modeling.attention import evaluating, replaced
 from explorl.modeling.precision import CastWeights, weights_dtype
 
 TAIL = 12
@@ -189,7 +189,7 @@ def _amplified(model: Any) -> Iterator[None]:
     """Enlarge the weight matrices so that every layer has a visible effect on log π."""
     heads = {id(inner_model(model).get_input_embeddings()), id(inner_model(model).get_output_embeddings())}
     draw = torch.Generator().manual_seed(0)
-    places: list[tuple[Any, str, nn.Parameter]] = []
+    entries: list[tuple[dict[str, Any], str, nn.Parameter]] = []
     known: dict[int, nn.Parameter] = {}
     for module in model.modules():
         if id(module) in heads or isinstance(module, nn.Embedding):
@@ -200,14 +200,9 @@ def _amplified(model: Any) -> Iterator[None]:
             if id(parameter) not in known:
                 noise = torch.randn(parameter.shape, generator=draw).to(parameter) / math.sqrt(parameter[0].numel())
                 known[id(parameter)] = nn.Parameter(parameter.detach() + noise, requires_grad=False)
-            places.append((module, name, parameter))
-    try:
-        for module, name, parameter in places:
-            module._parameters[name] = known[id(parameter)]
+            entries.append((module._parameters, name, known[id(parameter)]))
+    with replaced(entries):
         yield
-    finally:
-        for module, name, parameter in places:
-            module._parameters[name] = parameter
 
 
 @contextmanager

@@ -67,21 +67,42 @@ def add_rms_norm(
 
 
 @triton.jit
-def _rotate(
-    x, out, cos, sin, x_head, heads, HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr
-):  # fmt: skip
-    head = tl.arange(0, HEADS)[:, None]
-    at = tl.arange(0, PAD)[None, :]
+def load_halves(x, x_head, heads, HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr):
+    """Load the first and the second half of each head of a token."""
+    head, at = tl.arange(0, HEADS)[:, None], tl.arange(0, PAD)[None, :]
     inside = (head < heads) & (at < HALF)
-    first = tl.load(x + head * x_head + at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(x + head * x_head + HALF + at, mask=inside, other=0.0).to(tl.float32)
-    cos_1 = tl.load(cos + at, mask=at < HALF, other=0.0).to(tl.float32)
-    cos_2 = tl.load(cos + HALF + at, mask=at < HALF, other=0.0).to(tl.float32)
-    sin_1 = tl.load(sin + at, mask=at < HALF, other=0.0).to(tl.float32)
-    sin_2 = tl.load(sin + HALF + at, mask=at < HALF, other=0.0).to(tl.float32)
+    first = tl.load(x + head * x_head + at, mask=inside, other=0.0)
+    second = tl.load(x + head * x_head + HALF + at, mask=inside, other=0.0)
+    return first.to(tl.float32), second.to(tl.float32)
+
+
+@triton.jit
+def store_halves(out, first, second, heads, HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr):
+    """Store both halves of each head; the heads are contiguous."""
+    head, at = tl.arange(0, HEADS)[:, None], tl.arange(0, PAD)[None, :]
+    inside = (head < heads) & (at < HALF)
     to = out + head * (2 * HALF) + at
-    tl.store(to, (first * cos_1 - second * sin_1).to(out.dtype.element_ty), mask=inside)
-    tl.store(to + HALF, (second * cos_2 + first * sin_2).to(out.dtype.element_ty), mask=inside)
+    tl.store(to, first.to(out.dtype.element_ty), mask=inside)
+    tl.store(to + HALF, second.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rotate(first, second, angles):
+    """Rotate the halves against each other; for ``angles`` see `load_angles`."""
+    cos_1, cos_2, sin_1, sin_2 = angles
+    return first * cos_1 - second * sin_1, second * cos_2 + first * sin_2
+
+
+@triton.jit
+def load_angles(cos, sin, HALF: tl.constexpr, PAD: tl.constexpr):
+    """Load the cosine of both halves and the sine of both halves."""
+    at = tl.arange(0, PAD)[None, :]
+    inside = at < HALF
+    cos_1 = tl.load(cos + at, mask=inside, other=0.0).to(tl.float32)
+    cos_2 = tl.load(cos + HALF + at, mask=inside, other=0.0).to(tl.float32)
+    sin_1 = tl.load(sin + at, mask=inside, other=0.0).to(tl.float32)
+    sin_2 = tl.load(sin + HALF + at, mask=inside, other=0.0).to(tl.float32)
+    return cos_1, cos_2, sin_1, sin_2
 
 
 @triton.jit
@@ -92,17 +113,23 @@ def _rotary_kernel(
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)
     row, token = place // length, place % length
-    cos += row * rotary_row + token * rotary_token
-    sin += row * rotary_row + token * rotary_token
+    rotary = row * rotary_row + token * rotary_token
+    angles = load_angles(cos + rotary, sin + rotary, HALF, PAD)
     size: tl.constexpr = 2 * HALF
-    _rotate(
-        query + row * query_row + token * query_token, query_out + place * query_heads * size, cos, sin,
-        query_head, query_heads, QUERY_HEADS, HALF, PAD,
-    )  # fmt: skip
-    _rotate(
-        key + row * key_row + token * key_token, key_out + place * key_heads * size, cos, sin,
-        key_head, key_heads, KEY_HEADS, HALF, PAD,
-    )  # fmt: skip
+    query += row * query_row + token * query_token
+    first, second = load_halves(query, query_head, query_heads, QUERY_HEADS, HALF, PAD)
+    first, second = rotate(first, second, angles)
+    store_halves(query_out + place * query_heads * size, first, second, query_heads, QUERY_HEADS, HALF, PAD)
+    first, second = load_halves(key + row * key_row + token * key_token, key_head, key_heads, KEY_HEADS, HALF, PAD)
+    first, second = rotate(first, second, angles)
+    store_halves(key_out + place * key_heads * size, first, second, key_heads, KEY_HEADS, HALF, PAD)
+
+
+def head_sizes(query: Tensor, key: Tensor) -> dict[str, int]:
+    """Return the sizes that kernels on (rows, heads, tokens, size) are compiled for."""
+    half = query.shape[-1] // 2
+    heads = {"QUERY_HEADS": triton.next_power_of_2(query.shape[1]), "KEY_HEADS": triton.next_power_of_2(key.shape[1])}
+    return {**heads, "HALF": half, "PAD": triton.next_power_of_2(half)}
 
 
 def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,8 +148,7 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     _rotary_kernel[(rows * length,)](
         query, key, cos, sin, query_out, key_out, length,
         *query.stride()[:3], *key.stride()[:3], *cos.stride()[:2], query_heads, key_heads,
-        QUERY_HEADS=triton.next_power_of_2(query_heads), KEY_HEADS=triton.next_power_of_2(key_heads), HALF=size // 2,
-        PAD=triton.next_power_of_2(size // 2), num_warps=2,
+        **head_sizes(query, key), num_warps=2,
     )  # fmt: skip
     return query_out.transpose(1, 2), key_out.transpose(1, 2)
 

@@ -38,6 +38,16 @@ NARROW = tl.constexpr(0.03)
 
 
 @triton.jit
+def _four(at, LANES: tl.constexpr):
+    """Load four times as many logits as lanes, all in flight at once."""
+    x0 = tl.load(at).to(tl.float32)
+    x1 = tl.load(at + LANES).to(tl.float32)
+    x2 = tl.load(at + 2 * LANES).to(tl.float32)
+    x3 = tl.load(at + 3 * LANES).to(tl.float32)
+    return x0, x1, x2, x3
+
+
+@triton.jit
 def _fold(x, start, base, rate, weights, firsts, own, squares, best, second, place, TEMPERED: tl.constexpr):
     x = tl.maximum(x, LOWEST, propagate_nan=tl.PropagateNan.ALL)
     y = x - base
@@ -69,32 +79,17 @@ def _sums(line, vocab, base, rate, LANES: tl.constexpr, TEMPERED: tl.constexpr):
     best = tl.full([LANES], LOWEST, tl.float32)
     second = tl.full([LANES], LOWEST, tl.float32)
     place = tl.zeros([LANES], tl.int32)
+    sums = weights, firsts, own, squares, best, second, place
     whole = vocab // (4 * LANES) * (4 * LANES)
-    for start in range(0, whole, 4 * LANES):  # four loads in flight at once
-        at = line + start + lane
-        x0 = tl.load(at).to(tl.float32)
-        x1 = tl.load(at + LANES).to(tl.float32)
-        x2 = tl.load(at + 2 * LANES).to(tl.float32)
-        x3 = tl.load(at + 3 * LANES).to(tl.float32)
-        weights, firsts, own, squares, best, second, place = _fold(
-            x0, start, base, rate, weights, firsts, own, squares, best, second, place, TEMPERED
-        )
-        weights, firsts, own, squares, best, second, place = _fold(
-            x1, start + LANES, base, rate, weights, firsts, own, squares, best, second, place, TEMPERED
-        )
-        weights, firsts, own, squares, best, second, place = _fold(
-            x2, start + 2 * LANES, base, rate, weights, firsts, own, squares, best, second, place, TEMPERED
-        )
-        weights, firsts, own, squares, best, second, place = _fold(
-            x3, start + 3 * LANES, base, rate, weights, firsts, own, squares, best, second, place, TEMPERED
-        )
+    for start in range(0, whole, 4 * LANES):
+        x = _four(line + start + lane, LANES)
+        for part in tl.static_range(4):
+            sums = _fold(x[part], start + part * LANES, base, rate, *sums, TEMPERED)
     for start in range(whole, vocab, LANES):
         at = start + lane
         x = tl.load(line + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        weights, firsts, own, squares, best, second, place = _fold(
-            x, start, base, rate, weights, firsts, own, squares, best, second, place, TEMPERED
-        )
-    return weights, firsts, own, squares, best, second, place
+        sums = _fold(x, start, base, rate, *sums, TEMPERED)
+    return sums
 
 
 @triton.jit
@@ -153,31 +148,17 @@ def _weighed(line, vocab, base, least_1, least_2, least_3, LANES: tl.constexpr):
     count_1 = tl.zeros([LANES], tl.float32)
     count_2 = tl.zeros([LANES], tl.float32)
     count_3 = tl.zeros([LANES], tl.float32)
+    sums = sum_1, sum_2, sum_3, count_1, count_2, count_3
     whole = vocab // (4 * LANES) * (4 * LANES)
     for start in range(0, whole, 4 * LANES):
-        at = line + start + lane
-        x0 = tl.load(at).to(tl.float32)
-        x1 = tl.load(at + LANES).to(tl.float32)
-        x2 = tl.load(at + 2 * LANES).to(tl.float32)
-        x3 = tl.load(at + 3 * LANES).to(tl.float32)
-        sum_1, sum_2, sum_3, count_1, count_2, count_3 = _weigh(
-            x0, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, count_1, count_2, count_3
-        )
-        sum_1, sum_2, sum_3, count_1, count_2, count_3 = _weigh(
-            x1, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, count_1, count_2, count_3
-        )
-        sum_1, sum_2, sum_3, count_1, count_2, count_3 = _weigh(
-            x2, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, count_1, count_2, count_3
-        )
-        sum_1, sum_2, sum_3, count_1, count_2, count_3 = _weigh(
-            x3, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, count_1, count_2, count_3
-        )
+        x = _four(line + start + lane, LANES)
+        for part in tl.static_range(4):
+            sums = _weigh(x[part], base, least_1, least_2, least_3, *sums)
     for start in range(whole, vocab, LANES):
         at = start + lane
         x = tl.load(line + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        sum_1, sum_2, sum_3, count_1, count_2, count_3 = _weigh(
-            x, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, count_1, count_2, count_3
-        )
+        sums = _weigh(x, base, least_1, least_2, least_3, *sums)
+    sum_1, sum_2, sum_3, count_1, count_2, count_3 = sums
     return (
         _total(sum_1), _total(sum_2), _total(sum_3),
         _total(count_1).to(tl.int64), _total(count_2).to(tl.int64), _total(count_3).to(tl.int64),

@@ -10,39 +10,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from explorl.modeling.triton_fused import add_rms_norm, gated
+from explorl.modeling.triton_fused import (
+    add_rms_norm,
+    gated,
+    head_sizes,
+    load_angles,
+    load_halves,
+    rotate,
+    store_halves,
+)
 
 ROWS = 32
 """Rows per program of the norm's backward pass, over which it sums the weight's gradient."""
-
-
-@triton.jit
-def _rotary_halves(cos, sin, HALF: tl.constexpr, PAD: tl.constexpr):
-    at = tl.arange(0, PAD)[None, :]
-    inside = at < HALF
-    cos_1 = tl.load(cos + at, mask=inside, other=0.0).to(tl.float32)
-    cos_2 = tl.load(cos + HALF + at, mask=inside, other=0.0).to(tl.float32)
-    sin_1 = tl.load(sin + at, mask=inside, other=0.0).to(tl.float32)
-    sin_2 = tl.load(sin + HALF + at, mask=inside, other=0.0).to(tl.float32)
-    return cos_1, cos_2, sin_1, sin_2
-
-
-@triton.jit
-def _halves(x, x_head, heads, HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr):
-    head, at = tl.arange(0, HEADS)[:, None], tl.arange(0, PAD)[None, :]
-    inside = (head < heads) & (at < HALF)
-    first = tl.load(x + head * x_head + at, mask=inside, other=0.0)
-    second = tl.load(x + head * x_head + HALF + at, mask=inside, other=0.0)
-    return first.to(tl.float32), second.to(tl.float32)
-
-
-@triton.jit
-def _store(out, first, second, heads, HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr):
-    head, at = tl.arange(0, HEADS)[:, None], tl.arange(0, PAD)[None, :]
-    inside = (head < heads) & (at < HALF)
-    to = out + head * (2 * HALF) + at
-    tl.store(to, first.to(out.dtype.element_ty), mask=inside)
-    tl.store(to + HALF, second.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -54,19 +33,15 @@ def _spread_kernel(
     slot = tl.program_id(0).to(tl.int64)
     token = tl.load(source + slot)
     size: tl.constexpr = 2 * HALF
-    cos_1, cos_2, sin_1, sin_2 = _rotary_halves(cos + token * rotary_token, sin + token * rotary_token, HALF, PAD)
-    first, second = _halves(query + token * query_token, query_head, query_heads, QUERY_HEADS, HALF, PAD)
-    _store(
-        query_out + slot * query_heads * size, first * cos_1 - second * sin_1, second * cos_2 + first * sin_2,
-        query_heads, QUERY_HEADS, HALF, PAD,
-    )  # fmt: skip
-    first, second = _halves(key + token * key_token, key_head, key_heads, KEY_HEADS, HALF, PAD)
-    _store(
-        key_out + slot * key_heads * size, first * cos_1 - second * sin_1, second * cos_2 + first * sin_2,
-        key_heads, KEY_HEADS, HALF, PAD,
-    )  # fmt: skip
-    first, second = _halves(value + token * value_token, value_head, key_heads, KEY_HEADS, HALF, PAD)
-    _store(value_out + slot * key_heads * size, first, second, key_heads, KEY_HEADS, HALF, PAD)
+    angles = load_angles(cos + token * rotary_token, sin + token * rotary_token, HALF, PAD)
+    first, second = load_halves(query + token * query_token, query_head, query_heads, QUERY_HEADS, HALF, PAD)
+    first, second = rotate(first, second, angles)
+    store_halves(query_out + slot * query_heads * size, first, second, query_heads, QUERY_HEADS, HALF, PAD)
+    first, second = load_halves(key + token * key_token, key_head, key_heads, KEY_HEADS, HALF, PAD)
+    first, second = rotate(first, second, angles)
+    store_halves(key_out + slot * key_heads * size, first, second, key_heads, KEY_HEADS, HALF, PAD)
+    first, second = load_halves(value + token * value_token, value_head, key_heads, KEY_HEADS, HALF, PAD)
+    store_halves(value_out + slot * key_heads * size, first, second, key_heads, KEY_HEADS, HALF, PAD)
 
 
 @triton.jit
@@ -87,29 +62,24 @@ def _spread_backward_kernel(
     for i in range(tl.load(starts + token), tl.load(starts + token + 1)):
         slot = tl.load(slots + i)
         row, place = slot // longest, slot % longest
-        first, second = _halves(
-            query + row * query_row + place * query_place, query_head, query_heads, QUERY_HEADS, HALF, PAD
-        )  # fmt: skip
+        query_at, key_at = row * query_row + place * query_place, row * key_row + place * key_place
+        first, second = load_halves(query + query_at, query_head, query_heads, QUERY_HEADS, HALF, PAD)
         query_1 += first
         query_2 += second
-        first, second = _halves(key + row * key_row + place * key_place, key_head, key_heads, KEY_HEADS, HALF, PAD)
+        first, second = load_halves(key + key_at, key_head, key_heads, KEY_HEADS, HALF, PAD)
         key_1 += first
         key_2 += second
-        first, second = _halves(
-            value + row * value_row + place * value_place, value_head, key_heads, KEY_HEADS, HALF, PAD
-        )  # fmt: skip
+        value_at = row * value_row + place * value_place
+        first, second = load_halves(value + value_at, value_head, key_heads, KEY_HEADS, HALF, PAD)
         value_1 += first
         value_2 += second
-    cos_1, cos_2, sin_1, sin_2 = _rotary_halves(cos + token * rotary_token, sin + token * rotary_token, HALF, PAD)
-    _store(
-        query_out + token * query_heads * size, query_1 * cos_1 + query_2 * sin_2, query_2 * cos_2 - query_1 * sin_1,
-        query_heads, QUERY_HEADS, HALF, PAD,
-    )  # fmt: skip
-    _store(
-        key_out + token * key_heads * size, key_1 * cos_1 + key_2 * sin_2, key_2 * cos_2 - key_1 * sin_1,
-        key_heads, KEY_HEADS, HALF, PAD,
-    )  # fmt: skip
-    _store(value_out + token * key_heads * size, value_1, value_2, key_heads, KEY_HEADS, HALF, PAD)
+    cos_1, cos_2, sin_1, sin_2 = load_angles(cos + token * rotary_token, sin + token * rotary_token, HALF, PAD)
+    back = cos_1, cos_2, -sin_2, -sin_1
+    first, second = rotate(query_1, query_2, back)
+    store_halves(query_out + token * query_heads * size, first, second, query_heads, QUERY_HEADS, HALF, PAD)
+    first, second = rotate(key_1, key_2, back)
+    store_halves(key_out + token * key_heads * size, first, second, key_heads, KEY_HEADS, HALF, PAD)
+    store_halves(value_out + token * key_heads * size, value_1, value_2, key_heads, KEY_HEADS, HALF, PAD)
 
 
 class RotatedRows(torch.autograd.Function):
@@ -141,7 +111,7 @@ class RotatedRows(torch.autograd.Function):
         _spread_kernel[(len(rows.source),)](
             query, key, value, cos, sin, rows.source, *spread,
             query.stride(2), query.stride(1), key.stride(2), key.stride(1), value.stride(2), value.stride(1),
-            cos.stride(1), query.shape[1], key.shape[1], **_shapes(query, key), num_warps=2,
+            cos.stride(1), query.shape[1], key.shape[1], **head_sizes(query, key), num_warps=2,
         )  # fmt: skip
         return spread[0].transpose(1, 2), spread[1].transpose(1, 2), spread[2].transpose(1, 2)
 
@@ -159,19 +129,9 @@ class RotatedRows(torch.autograd.Function):
         _spread_backward_kernel[(tokens,)](
             query, key, value, cos, sin, slots, starts, *packed, rows.longest,
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], cos.stride(1),
-            query.shape[1], key.shape[1], **_shapes(query, key), num_warps=2,
+            query.shape[1], key.shape[1], **head_sizes(query, key), num_warps=2,
         )  # fmt: skip
         return (*(t.transpose(1, 2) for t in packed), None, None, None, None)
-
-
-def _shapes(query: Tensor, key: Tensor) -> dict[str, int]:
-    half = query.shape[-1] // 2
-    return {
-        "QUERY_HEADS": triton.next_power_of_2(query.shape[1]),
-        "KEY_HEADS": triton.next_power_of_2(key.shape[1]),
-        "HALF": half,
-        "PAD": triton.next_power_of_2(half),
-    }
 
 
 @triton.jit

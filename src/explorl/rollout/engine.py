@@ -91,8 +91,6 @@ class Engine:
         self._runner: Runner | None = None
         self._cast_weights: CastWeights | None = None
         self._signature: tuple[Any, ...] = ()
-        self._modes: dict[Any, ExecutionMode] = {}
-        """Result of the trial, by the engine's options and the turning points that sequences reach."""
         self.max_copy_bytes = memory_budget
         """Most bytes that copies of the weights may take; None means no limit of their own."""
         self._warned = False
@@ -205,11 +203,7 @@ class Engine:
     def _mode(self, longest: int) -> ExecutionMode:
         if self.unrolled is not None:
             return ExecutionMode(self.unrolled, self.wants_kernels(next(self.model.parameters()).device))
-        points = reached(self._config(), min(longest, self.context() or longest))
-        key = self.dtype, self.use_kernels, points
-        if key not in self._modes:
-            self._modes[key] = execution_mode(self, points)
-        return self._modes[key]
+        return execution_mode(self, reached(self._config(), min(longest, self.context() or longest)))
 
     def prompt(self, ids: Sequence[int]) -> PromptTokens:
         """Return the tokens of a prompt: the same object for equal prompts, as long as it is referenced."""
@@ -258,7 +252,7 @@ class Engine:
         signature = model_signature(self.model)
         if signature == self._signature:
             return
-        self._memory, self._modes = None, {}
+        self._memory = None
         if self._runner is not None:
             logger.info("the model's parameters have moved or its adapters have changed; capturing graphs again")
         self._runner = self._cast_weights = None

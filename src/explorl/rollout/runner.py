@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from explorl.modeling.attention import attending
 from explorl.modeling.fused import Fusion
 from explorl.modeling.fused_ops_triton import FusedTritonOps
-from explorl.modeling.llama import LlamaForward, Ops, TorchOps, llama_like
+from explorl.modeling.llama import LlamaForward, TorchOps, llama_like
 from explorl.modeling.onednn_ops import OneDnnOps
 from explorl.modeling.proof import keeps_logits
 from explorl.rollout.memory.joined import JoinedCache
@@ -256,7 +256,7 @@ class Runner:
         return graph
 
 
-def _ops(root: Any, device: torch.device, use_kernels: bool) -> Ops:
+def _ops(root: Any, device: torch.device, use_kernels: bool) -> TorchOps:
     if use_kernels:
         return FusedTritonOps()
     return OneDnnOps(root) if device.type == "cpu" else TorchOps()

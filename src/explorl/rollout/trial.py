@@ -8,15 +8,14 @@ of several lengths, and its log-probabilities are compared with those of the mod
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from explorl.core.errors import ExplorlError
 from explorl.modeling import proof
+from explorl.modeling.fast_paths import PathChoice, fastest
 from explorl.modeling.llama import llama_like
 from explorl.rollout.sampling import SamplingParams
 
@@ -46,65 +45,40 @@ class ExecutionMode(NamedTuple):
     """True if Triton kernels are used."""
 
 
-@dataclass(frozen=True)
-class _TrialResult:
-    mode: ExecutionMode
-    reason: str = ""
-    """Why the engine can't be used, or ""."""
-
-
-_RESULTS: WeakKeyDictionary[Any, dict[Any, _TrialResult]] = WeakKeyDictionary()
-
-
 def execution_mode(engine: Engine, points: frozenset[int]) -> ExecutionMode:
     """Return how the engine may compute this model for sequences that reach these turning points.
 
-    Raise `UnsupportedModel` if it can't. It may still be used for sequences that reach fewer of them.
+    If need be, layers are not unrolled, and kernels are not used unless they were requested. Raise `UnsupportedModel`
+    if no mode agrees with the model. It may still be used for sequences that reach fewer turning points.
     """
     model: Any = engine.model
-    results = _RESULTS.setdefault(proof.inner_model(model), {})
     device = next(model.parameters()).device
     kernels = engine.wants_kernels(device)
-    key = (proof.build_of(model), engine.dtype, engine.use_kernels, kernels, device.type, points)
-    result = results.get(key)
-    if result is None:
-        result = results[key] = _try_out(engine, kernels, sorted(points))
-    if result.reason:
-        raise UnsupportedModel(model, result.reason)
-    return result.mode
 
+    def candidates() -> list[ExecutionMode | None]:
+        unrolled = (False,) if llama_like(model) is None else (True, False)
+        optional = kernels and engine.use_kernels is None
+        return [*(ExecutionMode(u, k) for k in ([True, False] if optional else [kernels]) for u in unrolled), None]
 
-def _try_out(engine: Engine, kernels: bool, points: list[int]) -> _TrialResult:
-    """Return the fastest mode that agrees with the model.
+    def logps(mode: ExecutionMode | None, ids: list[list[int]], in_float32: bool) -> tuple[list[list[int]], Tensor]:
+        assert mode is not None
+        within = [row[: engine.context()] for row in ids]  # longer ones are never sampled
+        dtype, use_kernels = (torch.float32, False) if in_float32 else (engine.dtype, mode.kernels)
+        return _sample(engine, within, mode.unrolled, dtype, use_kernels)
 
-    If need be, layers are not unrolled, and kernels are not used unless they were requested.
-    """
-    modes = [ExecutionMode(unrolled, kernels) for unrolled in (True, False)]
-    if kernels and engine.use_kernels is None:
-        modes += [ExecutionMode(unrolled, False) for unrolled in (True, False)]
-    first = reason = ""
-    for mode in modes:
-        if mode.unrolled and llama_like(engine.model) is None:
-            continue
-        reason = _difference(engine, mode, points)
-        if not reason:
-            if mode.kernels != kernels:
-                logger.warning("sampling without Triton kernels, with torch's own operations: with kernels %s", first)
-            return _TrialResult(mode)
-        first = first or reason
-        logger.info("the engine does not agree with the model (%s): %s", mode, reason)
-    return _TrialResult(modes[-1], reason)
+    def warn(choice: PathChoice[ExecutionMode | None]) -> None:
+        if choice.kind is not None and choice.kind.kernels != kernels:
+            first = next(iter(choice.reasons.values()))
+            logger.warning("sampling without Triton kernels, with torch's own operations: with kernels %s", first)
 
-
-def _difference(engine: Engine, mode: ExecutionMode, points: list[int]) -> str:
-    """Return how the engine differs from the model, or ""."""
-    ids = [row[: engine.context()] for row in proof.sequences(engine.model, points)]  # longer ones are never sampled
-
-    def fast(in_float32: bool) -> tuple[list[list[int]], Tensor]:
-        dtype, kernels = (torch.float32, False) if in_float32 else (engine.dtype, mode.kernels)
-        return _sample(engine, ids, mode.unrolled, dtype, use_kernels=kernels)
-
-    return proof.difference(engine.model, engine.dtype, fast)
+    # A model that is refused at some length may be used below it, so each set of turning points has its own result.
+    options = points, engine.use_kernels, kernels, device.type
+    choice = fastest(
+        model, "the engine", candidates, logps, points=points, dtype=engine.dtype, options=options, announce=warn
+    )
+    if choice.kind is None:
+        raise UnsupportedModel(model, [*choice.reasons.values()][-1])
+    return choice.kind
 
 
 def _sample(
