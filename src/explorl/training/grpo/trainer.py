@@ -45,7 +45,6 @@ from explorl.training.grpo.dynamic import DynamicSampling, as_option
 from explorl.training.grpo.inspection import RolloutListener
 from explorl.training.grpo.inspection_schedule import Lens, ObserverLike, build_observers
 from explorl.training.grpo.logged_columns import prompt_text
-from explorl.training.grpo.micro_batches import make_micro_batches
 from explorl.training.grpo.reference import adapter_weights, load_reference, reference_weights
 from explorl.training.grpo.refilling import RefillingTrainer, refuse
 from explorl.training.grpo.rewards import check_totals
@@ -54,6 +53,7 @@ from explorl.training.grpo.solved import SkipSolved
 from explorl.training.grpo.tool_transcripts import ToolLike, check_tool_conflicts, tool_call_metrics
 from explorl.training.grpo.trl_adapter import IMAGES
 from explorl.training.grpo.vllm_rows import refuse_with_vllm
+from explorl.training.micro_batches import make_micro_batches
 from explorl.training.sharding import accessible_parameters, clear_moments, fsdp_version, ignored_sharding, zero_stage
 
 StrategyLike = Strategy | str | Mapping[str, Any]

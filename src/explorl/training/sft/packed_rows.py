@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from explorl.modeling.packed import PackedRows
-from explorl.training.grpo.micro_batches import split_by_tokens
+from explorl.training.micro_batches import split_by_tokens
 
 IGNORED = -100
 """The label of a token that is not trained on."""
