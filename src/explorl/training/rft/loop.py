@@ -36,7 +36,7 @@ from explorl.training.rft.samples import Columns, to_columns
 from explorl.training.rft.sampling import PoolSampler, PromptedProblem, check_room
 from explorl.training.rft.selectors import NEED_RECORDS, Selection, select
 from explorl.training.rft.summary import empty_selection_text, scores_text, selection_facts, selection_text, token_mean
-from explorl.training.run_setup import check_holdout, configured_policy, evaluate_holdout, task_options
+from explorl.training.run_setup import check_holdout, configured_policy, evaluate_holdout
 
 PART_SIZE = 2048
 """Responses that are sampled and stored at a time."""
@@ -104,7 +104,7 @@ class _Loop:
     def __init__(self, config: Config, store: RunStore, console: Console) -> None:
         check_rft(config)
         self.config, self.store, self.console = config, store, console
-        self.task = get_task(config.task.name, **task_options(config))
+        self.task = get_task(config.task.name, **config.task.options)
         self.problems = self._prompted_problems()
         self.prompts = {item.problem.id: item.prompt for item in self.problems}
         self.mark = config.rft.answer_mark or answer_mark(self.task, self.problems[0].prompt)
