@@ -62,7 +62,7 @@ from explorl.training.grpo.stopping import (
     without_stop_keys,
 )
 from explorl.training.grpo.tool_transcripts import ToolTranscript
-from explorl.training.sharding import gathered_weights, has_sharded_weights
+from explorl.training.sharding import autocast_dtype, gathered_weights, has_sharded_weights
 
 IMAGES = (
     "pixel_values",
@@ -208,9 +208,7 @@ class GRPOAdapter(GRPOTrainer):
     @property
     def compute_dtype(self) -> torch.dtype | None:
         """The type that autocast uses for float32; None without autocast."""
-        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        # accelerate switches autocast off on devices that do not support it
-        return dtypes.get(self.accelerator.mixed_precision) if self.accelerator.native_amp else None
+        return autocast_dtype(self.accelerator)
 
     @property
     def sharded(self) -> bool:

@@ -156,20 +156,18 @@ def check_completions(examples: Sequence[Mapping[str, Any]], task: Task) -> None
 
 
 def check_chat(row: Mapping[str, Any], policy: Policy, task: Task, template: str | None) -> None:
-    """Raise `ConfigError` if messages cannot be rendered whole: no chat template, or one that drops text."""
+    """Raise `ConfigError` if the chat template drops text of messages."""
     if isinstance(row["prompt"], str):
         return
     template = template or next(iter(task.templates), None)
-    setting = f"task.template is {template!r}, whose prompts are messages, but"
     others = ", ".join(name for name in task.templates if name != template) or "another task"
-    if not policy.tokenizer.chat_template:
-        raise ConfigError(f"{setting} the model {policy.name!r} has no chat template; use a text template: {others}")
     rendered = policy.tokenizer.apply_chat_template([*row["prompt"], *row["completion"]], tokenize=False)
     completion = completion_text(row["completion"])
     if "".join(completion.split()) not in "".join(rendered.split()):
         raise ConfigError(
-            f"{setting} the chat template of {policy.name!r} drops part of an assistant's message (some drop what is "
-            f"in <think>), which would not be trained on; use a text template: {others}"
+            f"task.template is {template!r}, whose prompts are messages, but the chat template of {policy.name!r} "
+            "drops part of an assistant's message (some drop what is in <think>), which would not be trained on; use "
+            f"a text template: {others}"
         )
 
 
