@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from rich.console import Console
 from trl import GRPOConfig
 
-from explorl.core.config import Config, ConfigError, Section, check_engine, check_precision
+from explorl.core.config import Config, ConfigError, check_engine, check_precision
 from explorl.core.store import RunStore
 from explorl.core.terminal import format_scores, literal
 from explorl.evaluation.prompts import all_opened, check_prompts
@@ -32,7 +31,7 @@ from explorl.training.run_setup import (
     trainer_arguments,
 )
 from explorl.training.sharding import gathered_weights, why_not_gathered
-from explorl.training.tracking import log_scores
+from explorl.training.tracking import log_scores, store_evaluation
 
 
 class StoredExplorationTrainer(StoredCheckpoints, ExplorationTrainer):
@@ -112,7 +111,7 @@ def run_grpo(
     check_engine(config.rollout.engine)
     task = get_task(config.task.name, **config.task.options)
     correct = correct_reward(task)
-    lens = config.training.lens
+    lens, dynamic, skip = config.training.lens, config.training.dynamic_sampling, config.training.skip_solved
     observers = [] if lens is None else [*statistics(), *build_observers(lens.observers)]
     rows = task.rows("train", template=config.task.template, limit=config.task.train_problems)
     if config.evaluation.every or config.evaluation.ends:
@@ -142,17 +141,14 @@ def run_grpo(
             peft_config=lora,
             strategies=config.strategies,
             engine=config.rollout.engine,
-            engine_options={
-                "batch_size": config.rollout.batch_size,
-                "memory_budget": config.rollout.memory_budget,
-            },
+            engine_options={"batch_size": config.rollout.batch_size, "memory_budget": config.rollout.memory_budget},
             interpreter=config.rollout.tool(),
             correct=correct,
             answers=answers if task.has_answers else None,
             observers=observers,
             lens=None if lens is None else Lens(lens.every, lens.answers, lens.rate),
-            dynamic_sampling=_fields(config.training.dynamic_sampling),
-            skip_solved=_fields(config.training.skip_solved),
+            dynamic_sampling=dynamic and dynamic.model_dump(),
+            skip_solved=skip and skip.model_dump(),
             callbacks=callbacks,
         )
         _check_steps(config, len(trainer.train_dataset))  # a strategy may have removed some
@@ -173,10 +169,6 @@ def _check_steps(config: Config, problems: int) -> None:
             f"training.prompts_per_step is {needed}, and there are {problems} problems to train on; use {problems} or "
             "fewer"
         )
-
-
-def _fields(section: Section | None) -> dict[str, Any] | None:
-    return None if section is None else section.model_dump()
 
 
 class _Evaluation:
@@ -210,14 +202,11 @@ class _Evaluation:
             Policy(self.policy.name, model, self.policy.tokenizer),
             problems=None if settings.every else settings.ends,
         )
-        result.save(self.store.folder / "evaluations", f"step-{step:06d}")
-        scores = {f"pass@{k}": result.pass_at(k).mean for k in result.ks}
-        self.store.append_metrics({"step": step, "kind": "evaluation", **scores})
+        scores = store_evaluation(self.store, step, result)
         trainer = self.trainer
-        facts = {"task": result.task, "strategies": ", ".join(map(repr, trainer.strategies))}
-        named, self._has_named = self._has_named, True
-        handler = trainer.callback_handler
-        log_scores(handler, trainer.args, trainer.state, trainer.control, result, {} if named else facts)
+        facts = {} if self._has_named else {"task": result.task, "strategies": ", ".join(map(repr, trainer.strategies))}
+        self._has_named = True
+        log_scores(trainer.callback_handler, trainer.args, trainer.state, trainer.control, result, facts)
         display_step = step // self.config.training.iterations
         self.console.print(
             literal(f"step {display_step}: {format_scores(scores)} on {len(result.problem_ids)} held-out problems"),
