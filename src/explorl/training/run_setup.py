@@ -90,36 +90,52 @@ class TrainingRun:
 
     def _start(self, rows: Sequence[Any]) -> Path | None:
         """Start or resume the run in its folder; return the checkpoint to resume from, or None."""
-        store, new = self.store, self.config.dump()
+        store = self.store
         if self.alone:
             store.lock()
         model = store.folder / "model"
-        changed = changed_keys(store.config(), new) if store.has_steps else {}
+        changed = changed_keys(store.config(), self.config.dump()) if store.has_steps else {}
         checkpoint = store.latest_valid_checkpoint(find_fault, self._print)
         if checkpoint is None and model.exists():
             raise StoreError(
                 f"{store.folder} is finished and has no checkpoint to resume from; start a new run from its policy "
                 f"with --set model.name={model}"
             )
-        store.begin(new, self.kind)
         step = checkpoint_step(checkpoint) if checkpoint else 0
         if model.exists():
+            store.check_kind(self.kind)
             former = store.folder / f"model-step-{step}"
             model.replace(former)
             self._print(f"moved the final policy of the earlier run in {store.folder} to {former}")
-        store.rewind(step)
+        resumed_from = checkpoint.name if checkpoint else None
         facts: dict[str, Any] = {"changed": {key: list(values) for key, values in changed.items()}} if changed else {}
-        facts["rows"] = digest_of(rows)
-        if checkpoint and (warning := store.data_changed_warning(facts["rows"])):
-            self._print(warning)
         if processes.count() > 1:
             facts["processes"] = processes.count()
-        resumed_from = checkpoint.name if checkpoint else None
-        store.record_start(kind=self.kind, seed=self.config.seed, resumed_from=resumed_from, **facts)
+        begin_run(self.kind, self.config, store, rows, step=step, resumed_from=resumed_from, say=self._print, **facts)
         return checkpoint
 
     def _print(self, text: str) -> None:
         self.console.print(literal(text), soft_wrap=True)
+
+
+def begin_run(
+    kind: str,
+    config: Config,
+    store: RunStore,
+    rows: Sequence[Any],
+    *,
+    step: int,
+    resumed_from: str | None,
+    say: Callable[[str], None],
+    **facts: Any,
+) -> None:
+    """Begin a run on these rows in its folder, or resume it after ``step``; ``facts`` are added to its provenance."""
+    store.begin(config.dump(), kind)
+    store.rewind(step)
+    digest = digest_of(rows)
+    if resumed_from and (warning := store.data_changed_warning(digest)):
+        say(warning)
+    store.record_start(kind=kind, seed=config.seed, resumed_from=resumed_from, **facts, rows=digest)
 
 
 def run_name(folder: Path) -> str:

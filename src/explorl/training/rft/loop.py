@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 
 from explorl.core.config import Config, ConfigError, check_precision, rft_config
-from explorl.core.store import RunStore, digest_of, read_json, write_json
+from explorl.core.store import RunStore, read_json, write_json
 from explorl.core.terminal import ProgressLines, literal
 from explorl.evaluation.evaluation import data_digest
 from explorl.evaluation.prompts import check_prompts
@@ -36,7 +36,7 @@ from explorl.training.rft.samples import Columns, to_columns
 from explorl.training.rft.sampling import PoolSampler, PromptedProblem, check_room
 from explorl.training.rft.selectors import NEED_RECORDS, Selection, select
 from explorl.training.rft.summary import empty_selection_text, scores_text, selection_facts, selection_text, token_mean
-from explorl.training.run_setup import check_holdout, configured_policy, evaluate_holdout
+from explorl.training.run_setup import begin_run, check_holdout, configured_policy, evaluate_holdout
 
 PART_SIZE = 2048
 """Responses that are sampled and stored at a time."""
@@ -138,12 +138,9 @@ class _Loop:
             store.lock()
         stage = next_stage(config, store)
         resumed = f"iteration {stage[0]}, {stage[1]}" if stage and store.has_steps else None
-        store.begin(config.dump(), "rft")
-        store.rewind(stage[0] - 1 if stage else config.rft.iterations)
-        rows = digest_of([[item.problem.id, item.prompt, data_digest(item.problem)] for item in self.problems])
-        if resumed and (warning := store.data_changed_warning(rows)):
-            self._print(warning)
-        store.record_start(kind="rft", seed=config.seed, resumed_from=resumed, rows=rows)
+        rows = [[item.problem.id, item.prompt, data_digest(item.problem)] for item in self.problems]
+        step = stage[0] - 1 if stage else config.rft.iterations
+        begin_run("rft", config, store, rows, step=step, resumed_from=resumed, say=self._print)
         if stage:
             shutil.rmtree(store.folder / "model", ignore_errors=True)  # left by a finished run that is extended
         if resumed:

@@ -118,14 +118,14 @@ def _passes(places: NDArray[np.int64], all_lengths: NDArray[np.int64], most_toke
 
 
 def _blocks(lengths: NDArray[np.int64], min_saving: int) -> Iterator[tuple[int, int]]:
-    """Yield (rows, longest) for runs of rows of similar length, longest first; ``lengths`` are sorted."""
+    """Yield (start, end) of runs of rows of similar length, longest first; ``lengths`` are sorted."""
     end, blocks = len(lengths), 0
     while end:
         longest, blocks = int(lengths[end - 1]), blocks + 1
         start = int(np.searchsorted(lengths[:end], longest / LENGTH_RATIO))
         if start * (longest - lengths[max(start - 1, 0)]) < min_saving or blocks == MAX_BLOCKS:
             start = 0
-        yield end - start, longest
+        yield start, end
         end = start
 
 
@@ -149,12 +149,13 @@ class PackedBlocks(PackedRows):
         self.by_token = slots, numbers
         self.blocks: list[PackedRows] = []
         self.sizes: list[int] = []
-        end, first, token = len(lengths), 0, len(slots)
-        for rows, longest in blocks:
-            tokens = int(lengths[end - rows : end].sum())
-            self.blocks.append(_Block(rows, longest, slots[token - tokens : token] - first))
-            self.sizes.append(rows * longest)
-            end, first, token = end - rows, first + rows * longest, token - tokens
+        ends, first = lengths.cumsum(), 0
+        for start, end in blocks:
+            tokens = slice(int(ends[start] - lengths[start]), int(ends[end - 1]))
+            block = _Block(end - start, int(lengths[end - 1]), slots[tokens] - first)
+            self.blocks.append(block)
+            self.sizes.append(block.rows * block.longest)
+            first += self.sizes[-1]
 
     def attend_spread(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
@@ -181,10 +182,10 @@ def _slots(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the slot of each token among all blocks, and the token of each slot (any, in padding)."""
     first = np.empty(len(lengths), dtype=np.int64)  # slot of each row's first token
-    end, before = len(lengths), 0
-    for rows, longest in blocks:
-        first[end - rows : end] = before + longest * np.arange(rows)
-        end, before = end - rows, before + rows * longest
+    before = 0
+    for start, end in blocks:
+        first[start:end] = before + lengths[end - 1] * np.arange(end - start)
+        before += (end - start) * lengths[end - 1]
     slots = np.repeat(first, lengths) + positions
     source = np.zeros(before, dtype=np.int64)
     source[slots] = np.arange(len(slots))
