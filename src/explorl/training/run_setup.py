@@ -264,7 +264,7 @@ def warn_of_lost_steps(config: Config, trainer: Any) -> None:
         "than about 1/256 of a weight is rounded away, and at a small learning rate most steps are; use bfloat16 "
         "(mixed precision), or a LoRA adapter, which is float32",
         UserWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
 
 
