@@ -147,8 +147,8 @@ def run_grpo(
             answers=answers if task.has_answers else None,
             observers=observers,
             lens=None if lens is None else Lens(lens.every, lens.answers, lens.rate),
-            dynamic_sampling=dynamic and dynamic.model_dump(),
-            skip_solved=skip and skip.model_dump(),
+            dynamic_sampling=None if dynamic is None else dynamic.model_dump(),
+            skip_solved=None if skip is None else skip.model_dump(),
             callbacks=callbacks,
         )
         _check_steps(config, len(trainer.train_dataset))  # a strategy may have removed some
