@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorl.training.grpo.micro_batches import make_micro_batches, split_by_tokens
 from explorl.training.grpo.trainer import ExplorationTrainer
+from explorl.training.micro_batches import make_micro_batches, split_by_tokens
 from tests.training.test_invariance import Gradients
 
 

@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 
 from explorl.core.config import Config, load_config
 from explorl.core.store import RunStore, StoreError
-from explorl.training.grpo.run import is_finished, run_grpo, run_name
+from explorl.training.grpo.run import is_finished, run_grpo
+from explorl.training.run_setup import run_name
 
 STEPS = 8
 

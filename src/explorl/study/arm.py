@@ -128,9 +128,9 @@ def solve_rates(config: Config, samples: int) -> dict[str, float]:
     from explorl.tasks import get_task
     from explorl.tasks.base import problems_of
     from explorl.training.grpo.logged_columns import prompt_text
-    from explorl.training.run_setup import configured_policy, task_options
+    from explorl.training.run_setup import configured_policy
 
-    task = get_task(config.task.name, **task_options(config))
+    task = get_task(config.task.name, **config.task.options)
     problems = problems_of(task, "train", config.task.train_problems)
     settings = protocol(config.evaluation.protocol, samples=samples, **config.rollout.limits())
     policy = configured_policy(config)

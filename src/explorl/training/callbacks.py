@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
-from explorl.core import processes
-from explorl.core.config import Config, changed_keys
 from explorl.core.errors import ExplorlError
-from explorl.core.store import RunStore, StoreError, atomic_folder, checkpoint_step, digest_of
-from explorl.core.terminal import Pace, ProgressLines, duration, literal
-from explorl.training.checkpoint_faults import find_fault, restoring
-from explorl.training.sharding import fsdp_version, gathered_weights
+from explorl.core.store import RunStore
+from explorl.core.terminal import Pace, ProgressLines, duration
+from explorl.training.checkpoint_faults import restoring
 
 
 class Diverged(ExplorlError, ValueError):
@@ -201,61 +198,3 @@ class PeriodicCallback(TrainerCallback):
             stop = broadcast_object_list([stop])[0]
         if stop:
             control.should_training_stop = True
-
-
-def start_run(
-    trainer: Any, store: RunStore, config: Config, kind: str, rows: Sequence[Any], *, console: Console, alone: bool
-) -> Path | None:
-    """Start or resume the run on these rows in its folder; return the checkpoint to resume from, or None.
-
-    ``alone`` locks the folder against other processes.
-    """
-    checkpoint = None
-    if trainer.accelerator.is_main_process:
-        if alone:
-            store.lock()
-        checkpoint = _start_run(store, config, kind, rows, lambda text: console.print(literal(text), soft_wrap=True))
-    trainer.store = store
-    checkpoint = broadcast_object_list([checkpoint])[0]
-    return checkpoint
-
-
-def _start_run(
-    store: RunStore, config: Config, kind: str, rows: Sequence[Any], say: Callable[[str], None]
-) -> Path | None:
-    model, new = store.folder / "model", config.dump()
-    changed = changed_keys(store.config(), new) if store.has_steps else {}
-    checkpoint = store.latest_valid_checkpoint(find_fault, say)
-    if checkpoint is None and model.exists():
-        raise StoreError(
-            f"{store.folder} is finished and has no checkpoint to resume from; start a new run from its policy with "
-            f"--set model.name={model}"
-        )
-    store.begin(new, kind)
-    step = checkpoint_step(checkpoint) if checkpoint else 0
-    if model.exists():
-        model.replace(store.folder / f"model-step-{step}")
-        say(f"moved the final policy of the earlier run in {store.folder} to {store.folder / f'model-step-{step}'}")
-    store.rewind(step)
-    facts: dict[str, Any] = {"changed": {key: list(values) for key, values in changed.items()}} if changed else {}
-    facts["rows"] = digest_of(rows)
-    if checkpoint and (warning := store.data_changed_warning(facts["rows"])):
-        say(warning)
-    if processes.count() > 1:
-        facts["processes"] = processes.count()
-    store.record_start(kind=kind, seed=config.seed, resumed_from=checkpoint.name if checkpoint else None, **facts)
-    return checkpoint
-
-
-def save_model(store: RunStore, trainer: Any, tokenizer: Any) -> Path:
-    """Write the trained policy atomically to `model/` in the run's folder; called on every process."""
-    target, accelerator = store.folder / "model", trainer.accelerator
-    fsdp = fsdp_version(accelerator) > 0
-    weights = {"state_dict": accelerator.get_state_dict(trainer.model_wrapped)} if fsdp else {}
-    with nullcontext() if fsdp else gathered_weights(trainer.model_wrapped, accelerator):
-        if accelerator.is_main_process:
-            with atomic_folder(target) as folder:
-                accelerator.unwrap_model(trainer.model).save_pretrained(folder, **weights)
-                tokenizer.save_pretrained(folder)
-    accelerator.wait_for_everyone()
-    return target

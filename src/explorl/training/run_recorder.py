@@ -11,6 +11,7 @@ explorl report runs/mine
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback
+from trl.trainer.utils import is_async_callable
 
 from explorl.core.store import RunStore, StoreError, cleaned
 from explorl.evaluation import Evaluation, Protocol, evaluate
@@ -33,7 +35,7 @@ from explorl.training.grpo.rewards import check_finite, checked_rewards
 from explorl.training.grpo.stopping import stop_strings_of
 from explorl.training.grpo.trainer import ExplorationTrainer
 from explorl.training.grpo.trl_adapter import logs_of, rendered_prompt
-from explorl.training.tracking import calling_handler, log_scores
+from explorl.training.tracking import calling_handler, log_scores, store_evaluation
 
 Reward = Callable[..., Sequence[float | None]]
 """A reward function as TRL calls it, with prompts, completions and the data set's columns; one number for each."""
@@ -135,8 +137,7 @@ class PassAtK(TrainerCallback):
         self.history[step] = evaluation
         log_scores(handler, args, state, control, evaluation, facts)
         if self.recorder is not None:
-            scores = {f"pass@{k}": evaluation.pass_at(k).mean for k in evaluation.ks}
-            self.recorder.store_evaluation(args, state, evaluation, scores)
+            self.recorder.store_evaluation(args, state, evaluation)
 
 
 class RunRecorder(TrainerCallback):
@@ -175,8 +176,7 @@ class RunRecorder(TrainerCallback):
         if self not in trainer.callback_handler.callbacks:  # unless it was passed as a callback
             trainer.add_callback(self)
         self._handler = trainer.callback_handler
-        scores = self._attach_scores()
-        self._config = _config(trainer, scores)
+        self._config = _config(trainer, self._attach_scores())
         samples = "rewards" in getattr(trainer, "_logs", {})  # GRPOTrainer and RLOOTrainer
         self._kind = "grpo" if samples else "sft"
         if isinstance(trainer, ExplorationTrainer):
@@ -202,8 +202,7 @@ class RunRecorder(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._config is not None:
-            scores = self._attach_scores()
-            self._config |= _evaluation_config(scores)
+            self._config |= _evaluation_config(self._attach_scores())
         self._begin(args, state)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -233,11 +232,10 @@ class RunRecorder(TrainerCallback):
         advantages = None if self._trainer is None else logs_of(self._trainer)["advantages"]
         return advantages[-1] if advantages else None
 
-    def store_evaluation(self, args: Any, state: Any, evaluation: Evaluation, scores: Mapping[str, float]) -> None:
+    def store_evaluation(self, args: Any, state: Any, evaluation: Evaluation) -> None:
         """Store an evaluation of the policy at this step."""
         self._begin(args, state)
-        evaluation.save(self.store.folder / "evaluations", f"step-{state.global_step:06d}")
-        self.store.append_metrics({"step": state.global_step, "kind": "evaluation", **scores})
+        store_evaluation(self.store, state.global_step, evaluation)
 
     def _store_rollouts(self, step: int, columns: Mapping[str, Sequence[Any]]) -> None:
         if self.rollouts_every and step % self.rollouts_every == 0:
@@ -275,7 +273,7 @@ class _Rows(Task):
                 f"the reward function of PassAtK is {reward!r}; use one function, like those of TRL's reward_funcs"
             )
         function_name = getattr(reward, "__name__", repr(reward))
-        if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
+        if is_async_callable(reward):
             raise ValueError(f"the reward function {function_name} of PassAtK is asynchronous; use a regular function")
         parameter = inspect.signature(reward).parameters.get("completion_ids")
         if parameter is not None and parameter.default is parameter.empty:
@@ -333,25 +331,21 @@ class _Rows(Task):
 def _config(trainer: Any, scores: PassAtK | None) -> dict[str, Any]:
     """Return the run's configuration with the keys of `explorl train`, and TRL's arguments under ``trl``."""
     args = trainer.args
-    trl_arguments = {key: value for key, value in args.to_dict().items() if value is not None}
-    return dict(
-        _plain(
-            {
-                "model": {"name": str(getattr(trainer.model.config, "_name_or_path", ""))},
-                "rollout": _existing(args, temperature="temperature", max_tokens="max_completion_length"),
-                "strategies": [repr(strategy) for strategy in getattr(trainer, "strategies", [])],
-                "training": {
-                    "steps": args.max_steps if args.max_steps > 0 else None,
-                    "iterations": 1,
-                    "learning_rate": args.learning_rate,
-                    **_existing(args, generations="num_generations", beta="beta", loss="loss_type"),
-                },
-                "seed": args.seed,
-                "trl": trl_arguments,
-                **_evaluation_config(scores),
-            }
-        )
-    )
+    config = {
+        "model": {"name": str(getattr(trainer.model.config, "_name_or_path", ""))},
+        "rollout": _existing(args, temperature="temperature", max_tokens="max_completion_length"),
+        "strategies": [repr(strategy) for strategy in getattr(trainer, "strategies", [])],
+        "training": {
+            "steps": args.max_steps if args.max_steps > 0 else None,
+            "iterations": 1,
+            "learning_rate": args.learning_rate,
+            **_existing(args, generations="num_generations", beta="beta", loss="loss_type"),
+        },
+        "seed": args.seed,
+        "trl": {key: value for key, value in args.to_dict().items() if value is not None},
+        **_evaluation_config(scores),
+    }
+    return dict(cleaned(json.loads(json.dumps(config, default=str))))
 
 
 def _strategies(handler: Any) -> str:
@@ -400,15 +394,6 @@ def _check_whole(name: str, value: Any, good: str, *, optional: bool = False) ->
 
 def _discard(*args: Any, **kwargs: Any) -> None:
     """Ignore what a reward function logs: it belongs to the training, not to its evaluation."""
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to types that YAML has, others to text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [_plain(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float) else cleaned(str(value))
 
 
 def _devices(model: Any) -> list[int]:

@@ -1,4 +1,6 @@
-"""How a model's weights are distributed: whole on every process, sharded over processes, or spread over devices.
+"""What accelerate does with a model: the type it computes in, and how the weights are distributed.
+
+Weights are whole on every process, sharded over processes, or spread over devices:
 
 DDP, ZeRO-1, ZeRO-2     whole: only gradients and the optimizer's state are sharded
 ZeRO-3, FSDP2           sharded over processes, and gathered while the engine samples
@@ -18,6 +20,13 @@ from torch import nn
 
 from explorl.modeling.answer_states import is_sharded
 from explorl.modeling.proof import inner_model
+
+
+def autocast_dtype(accelerator: Any) -> torch.dtype | None:
+    """Return the type that autocast uses for float32; None without autocast."""
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    # accelerate switches autocast off on devices that do not support it
+    return dtypes.get(accelerator.mixed_precision) if accelerator.native_amp else None
 
 
 def zero_stage(accelerator: Any) -> int:

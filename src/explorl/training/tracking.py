@@ -1,4 +1,4 @@
-"""Send the scores of an evaluation to the trackers of ``report_to``, like the metrics of training."""
+"""Record an evaluation of the policy in training: in the run's folder, the log history and all trackers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Any
 
 from transformers.trainer_callback import CallbackHandler
 
+from explorl.core.store import RunStore
 from explorl.evaluation import Evaluation
+
+
+def store_evaluation(store: RunStore, step: int, result: Evaluation) -> dict[str, float]:
+    """Write the completions of an evaluation and its line of metrics to a run's folder; return pass@k."""
+    result.save(store.folder / "evaluations", f"step-{step:06d}")
+    scores = {f"pass@{k}": result.pass_at(k).mean for k in result.ks}
+    store.append_metrics({"step": step, "kind": "evaluation", **scores})
+    return scores
 
 
 def log_scores(

@@ -17,13 +17,12 @@ from explorl.training.grpo.sampled_rows import SampledRows
 from explorl.training.grpo.trl_adapter import (
     IMAGES,
     LogpsAndEntropy,
-    compute_dtype,
     has_own_loss,
     is_sharded,
     whole_weights,
     without_gradient,
 )
-from explorl.training.sharding import spread_devices
+from explorl.training.sharding import autocast_dtype, spread_devices
 
 
 class LogProbs:
@@ -63,7 +62,7 @@ class LogProbs:
         if self.packed is False:
             return "padded"
         trainer = self.trainer
-        inner, dtype = trainer.accelerator.unwrap_model(model), compute_dtype(trainer.accelerator)
+        inner, dtype = trainer.accelerator.unwrap_model(model), autocast_dtype(trainer.accelerator)
         choice = passes.choose(inner, longest, dtype=dtype, head_temperature=trainer.temperature)
         if choice.kind == "padded":
             if self.packed:
@@ -176,7 +175,7 @@ class LogProbs:
             return torch.zeros(rows, 0, device=trainer.accelerator.device)
         # Log-probabilities recorded in float32 can serve as TRL's log π_old. Not with a penalty: it may depend on the
         # difference of two log-probabilities, which then have to come from the same kind of pass.
-        single = compute_dtype(trainer.accelerator) is None and weights_dtype(trainer.model) == torch.float32
+        single = autocast_dtype(trainer.accelerator) is None and weights_dtype(trainer.model) == torch.float32
         exact = single and not has_own_loss(trainer) and not trainer.has_penalties
         same = sampled.training_temperature is sampled.sampling_temperature
         return records.logps if records is not None and exact and same else None

@@ -5,47 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from rich.console import Console
-from transformers.integrations import TensorBoardCallback
 from trl import GRPOConfig
 
-from explorl.core import processes
-from explorl.core.config import Config, ConfigError, Section, check_engine, check_precision
+from explorl.core.config import Config, ConfigError, check_engine, check_precision
 from explorl.core.store import RunStore
-from explorl.core.terminal import NOT_FINITE, format_scores, literal
+from explorl.core.terminal import format_scores, literal
 from explorl.evaluation.prompts import all_opened, check_prompts
 from explorl.models import Policy, lora_config
 from explorl.tasks import Problem, Task, get_task
 from explorl.tasks.base import json_text
-from explorl.training.callbacks import (
-    MetricsRecorder,
-    PeriodicCallback,
-    ProgressDisplay,
-    StopAtDivergence,
-    StoredCheckpoints,
-    save_model,
-    start_run,
-)
+from explorl.training.callbacks import PeriodicCallback, StoredCheckpoints
 from explorl.training.grpo.inspection_schedule import Lens, build_observers
 from explorl.training.grpo.observers import statistics
 from explorl.training.grpo.trainer import ExplorationTrainer
 from explorl.training.grpo.trl_adapter import is_sharded
 from explorl.training.run_setup import (
+    TrainingRun,
     accumulation_steps,
     check_holdout,
     check_one_gpu,
     configured_policy,
     disabled_progress,
     evaluate_holdout,
-    quiet,
-    schedule_type,
-    task_options,
-    warn_of_lost_steps,
+    trainer_arguments,
 )
 from explorl.training.sharding import gathered_weights, why_not_gathered
-from explorl.training.tracking import log_scores
+from explorl.training.tracking import log_scores, store_evaluation
 
 
 class StoredExplorationTrainer(StoredCheckpoints, ExplorationTrainer):
@@ -55,10 +42,9 @@ class StoredExplorationTrainer(StoredCheckpoints, ExplorationTrainer):
 def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
     """Convert a configuration to TRL's arguments."""
     training, rollout = config.training, config.rollout
-    task = get_task(config.task.name, **task_options(config))
+    task = get_task(config.task.name, **config.task.options)
     return GRPOConfig(
-        output_dir=output_dir,
-        trust_remote_code=config.model.trust_remote_code,
+        **trainer_arguments(config, training, output_dir),
         max_steps=training.steps * training.iterations,
         per_device_train_batch_size=training.micro_batch,
         gradient_accumulation_steps=accumulation_steps(
@@ -66,10 +52,6 @@ def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
         ),
         num_generations=training.generations,
         num_iterations=training.iterations,
-        learning_rate=training.learning_rate,
-        lr_scheduler_type=schedule_type(training.schedule),
-        warmup_steps=training.warmup_steps,
-        weight_decay=training.weight_decay,
         max_grad_norm=training.max_grad_norm,
         beta=training.beta,
         loss_type=training.loss,
@@ -90,13 +72,7 @@ def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
         generation_kwargs={"stop": list(rollout.stop)} if rollout.stop else None,
         remove_unused_columns=False,
         logging_steps=1,
-        save_steps=training.checkpoint_every,
-        seed=config.seed,
-        **config.model.precision(),
         report_to=training.report_to or "none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        ddp_timeout=processes.WAIT,
     )
 
 
@@ -134,9 +110,9 @@ def run_grpo(
 
     check_precision(config.model.dtype)
     check_engine(config.rollout.engine)
-    task = get_task(config.task.name, **task_options(config))
+    task = get_task(config.task.name, **config.task.options)
     correct = correct_reward(task)
-    lens = config.training.lens
+    lens, dynamic, skip = config.training.lens, config.training.dynamic_sampling, config.training.skip_solved
     observers = [] if lens is None else [*statistics(), *build_observers(lens.observers)]
     rows = task.rows("train", template=config.task.template, limit=config.task.train_problems)
     if config.evaluation.every or config.evaluation.ends:
@@ -151,15 +127,11 @@ def run_grpo(
         row["opened"] = opened
     lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
 
-    display = ProgressDisplay(label, console)
-    divergence = StopAtDivergence("training.learning_rate", config.training.learning_rate)
-    callbacks = [divergence, MetricsRecorder(store), display]
-    if on_step is not None:
-        callbacks.append(PeriodicCallback(1, on_step))
+    run = TrainingRun("grpo", config, store, console=console, label=label, alone=alone)
+    callbacks = [*run.callbacks, *([] if on_step is None else [PeriodicCallback(1, on_step)])]
     with disabled_progress(), TemporaryDirectory() as folder:
-        args = grpo_config(config, folder)  # the trainer creates its output folder at once
+        args = grpo_config(config, folder)
         check_one_gpu(args)
-        args.project, args.run_name = "explorl", run_name(store.folder)  # for trackers
         reward_functions, answers = task.scorers()
         trainer = StoredExplorationTrainer(
             model=policy.model,
@@ -170,48 +142,24 @@ def run_grpo(
             peft_config=lora,
             strategies=config.strategies,
             engine=config.rollout.engine,
-            engine_options={
-                "batch_size": config.rollout.batch_size,
-                "memory_budget": config.rollout.memory_budget,
-            },
+            engine_options={"batch_size": config.rollout.batch_size, "memory_budget": config.rollout.memory_budget},
             interpreter=config.rollout.tool(),
             correct=correct,
             answers=answers if task.has_answers else None,
             observers=observers,
             lens=None if lens is None else Lens(lens.every, lens.answers, lens.rate),
-            dynamic_sampling=_fields(config.training.dynamic_sampling),
-            skip_solved=_fields(config.training.skip_solved),
+            dynamic_sampling=None if dynamic is None else dynamic.model_dump(),
+            skip_solved=None if skip is None else skip.model_dump(),
             callbacks=callbacks,
         )
         _check_steps(config, len(trainer.train_dataset))  # a strategy may have removed some
         if config.training.save_rollouts:
             after = None if lens is None else store.write_rollouts
             trainer.listen(store.write_rollouts, config.training.token_records, after=after)
-        trainer.args.output_dir = str(store.checkpoints)
         trainer.keep_checkpoints = config.training.keep_checkpoints
-        quiet(trainer)
-        checkpoint = start_run(trainer, store, config, "grpo", rows, console=console, alone=alone)
-        warn_of_lost_steps(config, trainer)
-        for callback in trainer.callback_handler.callbacks:
-            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
-                callback.logging_dir = str(store.folder / "tensorboard")
-        evaluation = _Evaluation(config, store, trainer, policy, console)
-        if evaluation.ends:
-            trainer.add_callback(PeriodicCallback(config.evaluation.every, evaluation, everywhere=True, last=True))
-        try:
-            if checkpoint is None and evaluation.ends:
-                evaluation(0)
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            if evaluation.ends:
-                evaluation(trainer.state.global_step)
-        except RuntimeError as error:
-            if not any(phrase in str(error) for phrase in NOT_FINITE):
-                raise
-            step = trainer.state.global_step // config.training.iterations + 1
-            raise divergence.error(step, "the policy's logits are not finite") from error
-        finally:
-            display.close()
-        return save_model(store, trainer, policy.tokenizer)
+        is_evaluated = config.evaluation.every or config.evaluation.ends
+        evaluation = _Evaluation(config, store, trainer, policy, console) if is_evaluated else None
+        return run.train(trainer, rows, policy.tokenizer, evaluation)
 
 
 def _check_steps(config: Config, problems: int) -> None:
@@ -224,16 +172,6 @@ def _check_steps(config: Config, problems: int) -> None:
         )
 
 
-def _fields(section: Section | None) -> dict[str, Any] | None:
-    return None if section is None else section.model_dump()
-
-
-def run_name(folder: Path) -> str:
-    """Return the name of a run in trackers: its folder's name, within a study with the study's and the arm's."""
-    parts = folder.resolve().parts
-    return "/".join((parts[-4], *parts[-2:])) if len(parts) > 4 and parts[-3] == "arms" else parts[-1]
-
-
 class _Evaluation:
     """Evaluates the policy during training and writes a line of metrics and the completions."""
 
@@ -243,11 +181,6 @@ class _Evaluation:
         self.config, self.store, self.trainer, self.policy, self.console = config, store, trainer, policy, console
         self._has_named = False
         """True if the task and the strategies have been sent to the trackers."""
-
-    @property
-    def ends(self) -> bool:
-        """True if the policy is evaluated before the first step and after the last one."""
-        return bool(self.config.evaluation.every or self.config.evaluation.ends)
 
     def __call__(self, step: int) -> None:
         """Evaluate on the main process; called on every process, which all have to gather the weights."""
@@ -270,14 +203,11 @@ class _Evaluation:
             Policy(self.policy.name, model, self.policy.tokenizer),
             problems=None if settings.every else settings.ends,
         )
-        result.save(self.store.folder / "evaluations", f"step-{step:06d}")
-        scores = {f"pass@{k}": result.pass_at(k).mean for k in result.ks}
-        self.store.append_metrics({"step": step, "kind": "evaluation", **scores})
+        scores = store_evaluation(self.store, step, result)
         trainer = self.trainer
-        facts = {"task": result.task, "strategies": ", ".join(map(repr, trainer.strategies))}
-        named, self._has_named = self._has_named, True
-        handler = trainer.callback_handler
-        log_scores(handler, trainer.args, trainer.state, trainer.control, result, {} if named else facts)
+        facts = {} if self._has_named else {"task": result.task, "strategies": ", ".join(map(repr, trainer.strategies))}
+        self._has_named = True
+        log_scores(trainer.callback_handler, trainer.args, trainer.state, trainer.control, result, facts)
         display_step = step // self.config.training.iterations
         self.console.print(
             literal(f"step {display_step}: {format_scores(scores)} on {len(result.problem_ids)} held-out problems"),

@@ -32,8 +32,8 @@ from explorl.training.grpo.sampling_plan import (
 )
 from explorl.training.grpo.stopping import StoppedTokens, end_token
 from explorl.training.grpo.tool_transcripts import ToolTranscript
-from explorl.training.grpo.trl_adapter import compute_dtype, is_sharded, load_vllm_weights, whole_weights
-from explorl.training.sharding import fsdp_modules, spread_devices, why_not_gathered, zero_stage
+from explorl.training.grpo.trl_adapter import is_sharded, load_vllm_weights, whole_weights
+from explorl.training.sharding import autocast_dtype, fsdp_modules, spread_devices, why_not_gathered, zero_stage
 
 _GENERATE = GenerationMixin.generate
 
@@ -266,7 +266,7 @@ class RolloutSampler:
 
 def try_engine(trainer: Any, options: Mapping[str, Any]) -> tuple[Engine | None, str]:
     """Return the engine after a trial on the trainer's model, or None and the reason why it can't be used."""
-    dtype = compute_dtype(trainer.accelerator)
+    dtype = autocast_dtype(trainer.accelerator)
     mixed = dtype is not None and weights_dtype(trainer.model) == torch.float32
     half = dtype if mixed and dtype is not None and has_arithmetic(trainer.accelerator.device, dtype) else None
     why = ""

@@ -47,7 +47,6 @@ from explorl.training.grpo.dynamic import DynamicSampling, as_option
 from explorl.training.grpo.inspection import InspectionCallback, Inspector, RolloutListener
 from explorl.training.grpo.inspection_schedule import Lens, ObserverLike, build_observers
 from explorl.training.grpo.logprobs import LogProbs
-from explorl.training.grpo.micro_batches import make_micro_batches
 from explorl.training.grpo.objective import LossMetrics, accumulation, grpo_loss
 from explorl.training.grpo.prompt_source import PromptSource
 from explorl.training.grpo.reference import Reference
@@ -59,6 +58,7 @@ from explorl.training.grpo.solved import SkipSolved
 from explorl.training.grpo.stopping import take_stop_strings
 from explorl.training.grpo.tool_transcripts import ToolLike, tool_call_metrics
 from explorl.training.grpo.trl_adapter import IMAGES, GRPOAdapter, has_own_loss, split_like_trl, without_gradient
+from explorl.training.micro_batches import make_micro_batches
 from explorl.training.sharding import clear_moments, ignored_sharding
 
 StrategyLike = Strategy | str | Mapping[str, Any]

@@ -480,13 +480,6 @@ def load_vllm_weights(trainer: GRPOAdapter) -> None:
         trainer._last_loaded_step = trainer.state.global_step
 
 
-def compute_dtype(accelerator: Any) -> torch.dtype | None:
-    """Return the type that autocast uses for float32; None without autocast."""
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    # accelerate switches autocast off on devices that do not support it
-    return dtypes.get(accelerator.mixed_precision) if accelerator.native_amp else None
-
-
 def is_sharded(trainer: GRPOAdapter) -> bool:
     """Tell whether no process holds all weights."""
     return has_sharded_weights(trainer.model, trainer.accelerator)

@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 
 from explorl.core.config import Config, ConfigError, check_precision, rft_config
-from explorl.core.store import RunStore, digest_of, read_json, write_json
+from explorl.core.store import RunStore, read_json, write_json
 from explorl.core.terminal import ProgressLines, literal
 from explorl.evaluation.completions import Columns
 from explorl.evaluation.evaluation import token_mean
@@ -38,7 +38,7 @@ from explorl.training.rft.samples import CUT, to_columns
 from explorl.training.rft.sampling import PoolSampler, check_room
 from explorl.training.rft.selectors import NEED_RECORDS, Selection, select
 from explorl.training.rft.summary import empty_selection_text, scores_text, selection_facts, selection_text
-from explorl.training.run_setup import check_holdout, configured_policy, evaluate_holdout, task_options
+from explorl.training.run_setup import begin_run, check_holdout, configured_policy, evaluate_holdout
 
 PART_SIZE = 2048
 """Responses that are sampled and stored at a time."""
@@ -106,7 +106,7 @@ class _Loop:
     def __init__(self, config: Config, store: RunStore, console: Console) -> None:
         check_rft(config)
         self.config, self.store, self.console = config, store, console
-        self.task = get_task(config.task.name, **task_options(config))
+        self.task = get_task(config.task.name, **config.task.options)
         self.problems = problems_of(self.task, "train", config.task.train_problems)
         if config.evaluation.every or config.evaluation.ends:
             check_holdout(config, self.task, self.problems)
@@ -134,12 +134,9 @@ class _Loop:
             store.lock()
         stage = next_stage(config, store)
         resumed = f"iteration {stage[0]}, {stage[1]}" if stage and store.has_steps else None
-        store.begin(config.dump(), "rft")
-        store.rewind(stage[0] - 1 if stage else config.rft.iterations)
-        rows = digest_of([[problem.id, self.prompts[problem.id], data_digest(problem)] for problem in self.problems])
-        if resumed and (warning := store.data_changed_warning(rows)):
-            self._print(warning)
-        store.record_start(kind="rft", seed=config.seed, resumed_from=resumed, rows=rows)
+        rows = [[problem.id, self.prompts[problem.id], data_digest(problem)] for problem in self.problems]
+        step = stage[0] - 1 if stage else config.rft.iterations
+        begin_run("rft", config, store, rows, step=step, resumed_from=resumed, say=self._print)
         if stage:
             shutil.rmtree(store.folder / "model", ignore_errors=True)  # left by a finished run that is extended
         if resumed:

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from datasets import Dataset
 from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
 
 from explorl.rollout.tool_spans import open_call_in_prompt, output_mask, output_spans
 from explorl.rollout.tools import ToolSpec
@@ -38,26 +41,22 @@ def tokenize_dataset(
     """
     if not _is_supported(dataset, tokenizer):
         return None
-    import pyarrow as pa
-
+    kept = slice(None) if max_length is None else slice(max_length) if keep_start else slice(-max_length, None)
     ids: list[NDArray[Any]] = []
     labels: list[NDArray[Any]] = []
     merged = 0
     for start in range(0, len(dataset), TOKENIZER_BATCH):
         rows = dataset[start : start + TOKENIZER_BATCH]
-        pair = _token_ids(tokenizer, rows["prompt"], rows["completion"])
-        if pair is None:
+        encoded = _encode(tokenizer, rows["prompt"], rows["completion"], tool)
+        if encoded is None:
             return None
-        outputs = None if tool is None else _tool_outputs(tool, tokenizer, rows["prompt"], rows["completion"], pair)
-        for row, (prompt, whole) in enumerate(zip(*pair, strict=True)):
-            begin = common_prefix(prompt, whole)
+        for prompt, whole, outputs in encoded:
+            begin = _common_prefix(prompt, whole)
             merged += begin < len(prompt)
             label = whole.astype(np.int64)
             if completion_only:
                 label[:begin] = IGNORED
-            if outputs is not None:
-                label[outputs[row]] = IGNORED
-            kept = slice(None) if max_length is None else slice(max_length) if keep_start else slice(-max_length, None)
+            label[outputs] = IGNORED
             ids.append(whole[kept])
             labels.append(label[kept])
     if merged:
@@ -68,7 +67,7 @@ def tokenize_dataset(
             UserWarning,
             stacklevel=2,
         )
-    dataset = dataset.add_column("input_ids", _lists(ids, pa.int32())).add_column("labels", _lists(labels, pa.int64()))
+    dataset = dataset.add_column("input_ids", _lists(ids, "int32")).add_column("labels", _lists(labels, "int64"))
     if max_length is None:
         return dataset
     labelled = [row for row, label in enumerate(labels) if (label != IGNORED).any()]
@@ -77,9 +76,6 @@ def tokenize_dataset(
 
 def _is_supported(dataset: Any, tokenizer: Any) -> bool:
     """Tell whether rows have prompts and completions and no column that TRL treats specially."""
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
-
     if not isinstance(dataset, Dataset) or not isinstance(tokenizer, PreTrainedTokenizerBase):
         return False
     names = set(dataset.column_names)
@@ -88,62 +84,62 @@ def _is_supported(dataset: Any, tokenizer: Any) -> bool:
     return {"prompt", "completion"} <= names and not names & special and dataset.format["type"] is None
 
 
-def _token_ids(
-    tokenizer: Any, prompts: Sequence[Any], completions: Sequence[Any]
-) -> tuple[list[Any], list[Any]] | None:
-    """Return the ids of the prompts, and of prompts with completions; None for rows that only TRL supports."""
-    if all(isinstance(text, str) for text in [*prompts, *completions]) and tokenizer.eos_token is not None:
-        return _arrays(tokenizer(prompts)), _arrays(tokenizer(_with_end(tokenizer, prompts, completions)))
-    if all(_is_text_conversation(value) for value in [*prompts, *completions]):
-        both = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
-        options: dict[str, Any] = {"tokenize": True, "return_dict": True}
-        encoded_prompts = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, **options)
-        return _arrays(encoded_prompts), _arrays(tokenizer.apply_chat_template(both, **options))
-    return None
+def _encode(
+    tokenizer: Any, prompts: Sequence[Any], completions: Sequence[Any], tool: ToolSpec | None
+) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_]]] | None:
+    """Return each row's tokens of the prompt, tokens of the whole row, and mask of the latter that are tool outputs.
 
-
-def _with_end(tokenizer: Any, prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
-    """Return the prompts with their completions and one end-of-sequence token."""
-    end = tokenizer.eos_token
-    return [
-        prompt + completion + ("" if completion.endswith(end) else end)
-        for prompt, completion in zip(prompts, completions, strict=True)
-    ]
-
-
-def _tool_outputs(
-    tool: ToolSpec,
-    tokenizer: Any,
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    pair: tuple[list[NDArray[Any]], list[NDArray[Any]]],
-) -> list[NDArray[np.bool_]]:
-    """Return a mask of each row's tool outputs; ``pair`` is the result of `_token_ids`."""
-    if isinstance(prompts[0], str):
-        prompt_texts, wholes, options = prompts, _with_end(tokenizer, prompts, completions), {}
-    else:
-        both = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
-        prompt_texts = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
-        wholes, options = tokenizer.apply_chat_template(both, tokenize=False), {"add_special_tokens": False}
-    if not getattr(tokenizer, "is_fast", False):
+    Return None for rows that only TRL supports.
+    """
+    if tool is not None and not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"{type(tokenizer).__name__} has no token offsets, so outputs of the tool {tool.name!r} cannot be left "
             "out of the labels; use a fast tokenizer, or no tool"
         )
-    encoded = tokenizer(wholes, return_offsets_mapping=True, **options)
-    masks = []
-    for row, (prompt, text, offsets) in enumerate(zip(prompt_texts, wholes, encoded["offset_mapping"], strict=True)):
-        if not np.array_equal(encoded["input_ids"][row], pair[1][row]):
-            raise ValueError(
-                f"row {row} has other tokens when the tokenizer also returns offsets, so outputs of the tool "
-                f"{tool.name!r} cannot be left out of the labels; use no tool"
-            )
-        differ = (index for index, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b)
-        begin = len(prompt) if text.startswith(prompt) else next(differ, 0)
-        opened = open_call_in_prompt(pair[0][row].tolist(), tokenizer, tool) if text.startswith(prompt) else ""
-        spans, begin = output_spans(opened + text[begin:], tool), begin - len(opened)
-        masks.append(output_mask(text, offsets, [(begin + first, begin + last) for first, last in spans]))
-    return masks
+    options = {} if tool is None else {"return_offsets_mapping": True}
+    texts, wholes = prompts, prompts
+    if all(isinstance(text, str) for text in [*prompts, *completions]) and tokenizer.eos_token is not None:
+        end = tokenizer.eos_token
+        wholes = [
+            prompt + completion + ("" if completion.endswith(end) else end)
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        begins, encoded = tokenizer(prompts), tokenizer(wholes, **options)
+    elif all(_is_text_conversation(value) for value in [*prompts, *completions]):
+        both = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
+        begins = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)
+        encoded = tokenizer.apply_chat_template(both, tokenizer_kwargs=options)
+        if tool is not None:
+            texts = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
+            wholes = tokenizer.apply_chat_template(both, tokenize=False)
+    else:
+        return None
+    rows = []
+    for row, pair in enumerate(zip(begins["input_ids"], encoded["input_ids"], strict=True)):
+        prompt_ids, ids = (np.asarray(tokens, dtype=np.int32) for tokens in pair)
+        outputs = np.zeros(len(ids), dtype=bool)
+        if tool is not None:
+            outputs = _output_mask(tool, tokenizer, texts[row], pair[0], wholes[row], encoded["offset_mapping"][row])
+        rows.append((prompt_ids, ids, outputs))
+    return rows
+
+
+def _output_mask(
+    tool: ToolSpec,
+    tokenizer: Any,
+    prompt: str,
+    prompt_ids: Sequence[int],
+    text: str,
+    offsets: Sequence[tuple[int, int]],
+) -> NDArray[np.bool_]:
+    """Return a mask of the tokens of a row's text that are tool outputs in its completion."""
+    begin, opened = len(prompt), ""
+    if text.startswith(prompt):
+        opened = open_call_in_prompt(prompt_ids, tokenizer, tool)
+    else:
+        begin = next((index for index, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b), 0)
+    spans, begin = output_spans(opened + text[begin:], tool), begin - len(opened)
+    return output_mask(text, offsets, [(begin + first, begin + last) for first, last in spans])
 
 
 def _is_text_conversation(value: Any) -> bool:
@@ -160,25 +156,19 @@ def _is_text_conversation(value: Any) -> bool:
     )
 
 
-def _arrays(encoded: Any) -> list[NDArray[Any]]:
-    return [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
-
-
-def common_prefix(first: NDArray[Any], second: NDArray[Any]) -> int:
+def _common_prefix(first: NDArray[Any], second: NDArray[Any]) -> int:
     """Return the length of the common prefix of two token sequences."""
     shorter = min(len(first), len(second))
     differ = np.flatnonzero(first[:shorter] != second[:shorter])
     return int(differ[0]) if len(differ) else shorter
 
 
-def _lists(rows: Sequence[NDArray[Any]], kind: Any) -> Any:
-    import pyarrow as pa
-
+def _lists(rows: Sequence[NDArray[Any]], kind: str) -> Any:
+    """Return a column of lists."""
     offsets = np.cumsum([0, *(len(row) for row in rows)])
     values = pa.array(np.concatenate(rows) if rows else np.empty(0), type=kind)
-    if offsets[-1] < 2**31:
-        return pa.ListArray.from_arrays(pa.array(offsets, type=pa.int32()), values)
-    return pa.LargeListArray.from_arrays(pa.array(offsets, type=pa.int64()), values)
+    lists, index = (pa.ListArray, pa.int32()) if offsets[-1] < 2**31 else (pa.LargeListArray, pa.int64())
+    return lists.from_arrays(pa.array(offsets, type=index), values)
 
 
 def rows_without_completion(rows: Sequence[Mapping[str, Any]]) -> Iterator[int]:

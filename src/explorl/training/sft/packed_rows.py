@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from explorl.modeling.packed import PackedRows
-from explorl.training.grpo.micro_batches import split_by_tokens
+from explorl.training.micro_batches import split_by_tokens
 
 IGNORED = -100
 """The label of a token that is not trained on."""
@@ -66,27 +66,21 @@ class TokenRows:
         """Regroup the rows of an optimizer step into equally many micro-batches with about equal numbers of tokens.
 
         No micro-batch has more rows than the largest of ``chosen``. Each is split into passes of at most
-        ``most_tokens`` tokens, or of a single row, with rows of similar length together. The gradient of a step is a
-        sum over its tokens, so it does not depend on which pass a row is in.
+        ``most_tokens`` tokens, or of a single row, with rows of similar length together. Rows are given by their places
+        in the concatenation of ``chosen``. The gradient of a step is a sum over its tokens, so it does not depend on
+        which pass a row is in.
         """
-        rows = np.concatenate([np.asarray(batch, dtype=np.int64) for batch in chosen])
-        rows = rows[np.argsort(self.lengths[rows], kind="stable")]
-        lengths = self.lengths[rows].tolist()
-        runs = split_by_tokens(lengths, len(chosen), max(len(batch) for batch in chosen))
-        return [
-            [
-                rows[run.start + part.start : run.start + part.stop]
-                for part in split_into_passes(lengths[run.start : run.stop], most)
-            ]
-            for run, most in ((run, most_tokens) for run in runs)
-        ]
+        lengths = self.lengths[np.concatenate(chosen)]
+        places = np.argsort(lengths, kind="stable")
+        runs = split_by_tokens(lengths[places].tolist(), len(chosen), max(map(len, chosen)))
+        return [_passes(places[run.start : run.stop], lengths, most_tokens) for run in runs]
 
     def packed(
-        self, rows: NDArray[np.int64], device: torch.device, batch_numbers: Sequence[int] | None = None
+        self, rows: NDArray[np.int64], device: torch.device, batch_numbers: NDArray[np.int64] | None = None
     ) -> dict[str, Any]:
         """Return these rows, sorted by length, as one row of tokens without padding, with the inputs of a packed pass.
 
-        ``batch_numbers`` has the number of the sampled micro-batch of each row; it is returned per scored token.
+        ``batch_numbers`` has the number of each row's sampled micro-batch; it is returned per scored token.
         """
         lengths = self.lengths[rows]
         tokens = int(lengths.sum())
@@ -95,9 +89,9 @@ class TokenRows:
         positions = np.arange(tokens) - np.repeat(ends - lengths, lengths)
         targets = self.targets[indices]
         scored = np.flatnonzero(targets != IGNORED)
-        blocks = list(blocks_of(lengths, MIN_SAVING.get(device.type, MIN_SAVING["cuda"])))
+        blocks = list(_blocks(lengths, MIN_SAVING.get(device.type, MIN_SAVING["cuda"])))
         slots, source = _slots(lengths, positions, blocks)
-        numbers = np.zeros_like(rows) if batch_numbers is None else np.asarray(batch_numbers)
+        numbers = np.zeros_like(rows) if batch_numbers is None else batch_numbers
         arrays = [self.ids[indices], positions, targets, scored, targets[scored], np.repeat(numbers, self.scored[rows])]
         arrays += [slots, source, np.arange(tokens + 1)]
         ids, positions_, labels, scored_, targets_, numbers_, *layout = _to_device(arrays, device)
@@ -112,24 +106,26 @@ class TokenRows:
         }
 
 
-def split_into_passes(tokens: Sequence[int], most: int) -> list[range]:
-    """Split rows into the fewest runs of at most ``most`` tokens, about equal; a longer row is a run of its own."""
-    for parts in range(min(max(-(-sum(tokens) // most), 1), len(tokens)), len(tokens)):
-        runs = split_by_tokens(tokens, parts)
-        if all(sum(tokens[run.start : run.stop]) <= most or len(run) == 1 for run in runs):
-            return runs
-    return split_by_tokens(tokens, len(tokens))
+def _passes(places: NDArray[np.int64], all_lengths: NDArray[np.int64], most_tokens: int) -> list[NDArray[np.int64]]:
+    """Split rows into the fewest about equal passes; a row with more than ``most_tokens`` has a pass of its own."""
+    lengths = all_lengths[places].tolist()
+    fewest = min(max(-(-sum(lengths) // most_tokens), 1), len(places))
+    for parts in range(fewest, len(places) + 1):
+        passes = [places[run.start : run.stop] for run in split_by_tokens(lengths, parts)]
+        if all(all_lengths[part].sum() <= most_tokens or len(part) == 1 for part in passes):
+            break
+    return passes
 
 
-def blocks_of(lengths: NDArray[np.int64], min_saving: int) -> Iterator[tuple[int, int]]:
-    """Yield (rows, longest) for runs of rows of similar length, longest first; ``lengths`` are sorted."""
+def _blocks(lengths: NDArray[np.int64], min_saving: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of runs of rows of similar length, longest first; ``lengths`` are sorted."""
     end, blocks = len(lengths), 0
     while end:
         longest, blocks = int(lengths[end - 1]), blocks + 1
         start = int(np.searchsorted(lengths[:end], longest / LENGTH_RATIO))
         if start * (longest - lengths[max(start - 1, 0)]) < min_saving or blocks == MAX_BLOCKS:
             start = 0
-        yield end - start, longest
+        yield start, end
         end = start
 
 
@@ -153,12 +149,13 @@ class PackedBlocks(PackedRows):
         self.by_token = slots, numbers
         self.blocks: list[PackedRows] = []
         self.sizes: list[int] = []
-        end, first, token = len(lengths), 0, len(slots)
-        for rows, longest in blocks:
-            tokens = int(lengths[end - rows : end].sum())
-            self.blocks.append(_Block(rows, longest, slots[token - tokens : token] - first))
-            self.sizes.append(rows * longest)
-            end, first, token = end - rows, first + rows * longest, token - tokens
+        ends, first = lengths.cumsum(), 0
+        for start, end in blocks:
+            tokens = slice(int(ends[start] - lengths[start]), int(ends[end - 1]))
+            block = _Block(end - start, int(lengths[end - 1]), slots[tokens] - first)
+            self.blocks.append(block)
+            self.sizes.append(block.rows * block.longest)
+            first += self.sizes[-1]
 
     def attend_spread(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
@@ -185,10 +182,10 @@ def _slots(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the slot of each token among all blocks, and the token of each slot (any, in padding)."""
     first = np.empty(len(lengths), dtype=np.int64)  # slot of each row's first token
-    end, before = len(lengths), 0
-    for rows, longest in blocks:
-        first[end - rows : end] = before + longest * np.arange(rows)
-        end, before = end - rows, before + rows * longest
+    before = 0
+    for start, end in blocks:
+        first[start:end] = before + lengths[end - 1] * np.arange(end - start)
+        before += (end - start) * lengths[end - 1]
     slots = np.repeat(first, lengths) + positions
     source = np.zeros(before, dtype=np.int64)
     source[slots] = np.arange(len(slots))

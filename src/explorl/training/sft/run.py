@@ -14,31 +14,22 @@ from rich.console import Console
 from trl import SFTConfig
 
 from explorl.core import processes
-from explorl.core.config import Config, ConfigError
+from explorl.core.config import Config, ConfigError, check_precision
 from explorl.core.store import RunStore, write_json
 from explorl.core.terminal import literal
 from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy, lora_config, tiny_model, tiny_tokenizer, tiny_tools_model
 from explorl.tasks import Task, get_task, takes_option
 from explorl.tasks.base import completion_text
-from explorl.training.callbacks import (
-    MetricsRecorder,
-    ProgressDisplay,
-    StopAtDivergence,
-    StoredCheckpoints,
-    save_model,
-    start_run,
-)
+from explorl.training.callbacks import StoredCheckpoints
 from explorl.training.checkpoint_faults import restoring_optimizer
 from explorl.training.run_setup import (
+    TrainingRun,
     check_one_gpu,
     configured_policy,
     disabled_progress,
     evaluate_holdout,
-    quiet,
-    schedule_type,
-    task_options,
-    warn_of_lost_steps,
+    trainer_arguments,
 )
 from explorl.training.sft.data import rows_without_completion
 from explorl.training.sft.trainer import NothingToLearn, PackedSFTTrainer
@@ -70,8 +61,8 @@ def run_sft(
     from datasets import Dataset
 
     settings = config.sft
-    precision = config.model.precision()
-    options = task_options(config)
+    check_precision(config.model.dtype)
+    options = config.task.options
     if settings.attempts is not None:
         if not takes_option(config.task.name, "attempts"):
             raise ConfigError(
@@ -95,17 +86,12 @@ def run_sft(
     lora = None if config.model.lora is None or has_adapter else lora_config(**config.model.lora.model_dump())
 
     steps = math.ceil(len(rows) / settings.batch_size) * settings.epochs
-    progress = ProgressDisplay(label, console)
+    run = TrainingRun("sft", config, store, console=console, label=label, alone=alone)
     with disabled_progress(), TemporaryDirectory() as placeholder:
         args = SFTConfig(
-            output_dir=placeholder,  # the trainer creates its folder at once
-            trust_remote_code=config.model.trust_remote_code,
+            **trainer_arguments(config, settings, placeholder),
             max_steps=math.ceil(steps),
             per_device_train_batch_size=rows_of_process(settings.batch_size),
-            learning_rate=settings.learning_rate,
-            lr_scheduler_type=schedule_type(settings.schedule),
-            warmup_steps=settings.warmup_steps,
-            weight_decay=settings.weight_decay,
             adam_beta2=settings.adam_beta2,
             max_length=settings.max_length,
             completion_only_loss=True,
@@ -113,13 +99,7 @@ def run_sft(
             logging_first_step=True,
             logging_steps=10,
             logging_nan_inf_filter=False,  # it waits for the GPU in every step; `StopAtDivergence` checks instead
-            save_steps=settings.checkpoint_every,
-            seed=config.seed,
-            **precision,
             report_to="none",
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-            ddp_timeout=processes.WAIT,
         )
         check_one_gpu(args)
         try:
@@ -130,11 +110,7 @@ def run_sft(
                 processing_class=policy.tokenizer,
                 peft_config=lora,
                 tool=config.rollout.tool(),
-                callbacks=[
-                    StopAtDivergence("sft.learning_rate", settings.learning_rate),
-                    MetricsRecorder(store),
-                    progress,
-                ],
+                callbacks=run.callbacks,
             )
         except NothingToLearn as error:
             raise ConfigError(f"sft.max_length is {settings.max_length}: {error}") from error
@@ -146,15 +122,7 @@ def run_sft(
                     f"{settings.max_length} tokens or more"
                 )
             )
-        trainer.args.output_dir = str(store.checkpoints)
-        quiet(trainer)
-        checkpoint = start_run(trainer, store, config, "sft", rows, console=console, alone=alone)
-        warn_of_lost_steps(config, trainer)
-        try:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        finally:
-            progress.close()
-        folder = save_model(store, trainer, policy.tokenizer)
+        folder = run.train(trainer, rows, policy.tokenizer)
     if trainer.accelerator.is_main_process:
         write_recipe(config, folder, console=console)
     trainer.accelerator.wait_for_everyone()
@@ -188,20 +156,18 @@ def check_completions(examples: Sequence[Mapping[str, Any]], task: Task) -> None
 
 
 def check_chat(row: Mapping[str, Any], policy: Policy, task: Task, template: str | None) -> None:
-    """Raise `ConfigError` if messages cannot be rendered whole: no chat template, or one that drops text."""
+    """Raise `ConfigError` if the chat template drops text of messages."""
     if isinstance(row["prompt"], str):
         return
     template = template or next(iter(task.templates), None)
-    setting = f"task.template is {template!r}, whose prompts are messages, but"
     others = ", ".join(name for name in task.templates if name != template) or "another task"
-    if not policy.tokenizer.chat_template:
-        raise ConfigError(f"{setting} the model {policy.name!r} has no chat template; use a text template: {others}")
     rendered = policy.tokenizer.apply_chat_template([*row["prompt"], *row["completion"]], tokenize=False)
     completion = completion_text(row["completion"])
     if "".join(completion.split()) not in "".join(rendered.split()):
         raise ConfigError(
-            f"{setting} the chat template of {policy.name!r} drops part of an assistant's message (some drop what is "
-            f"in <think>), which would not be trained on; use a text template: {others}"
+            f"task.template is {template!r}, whose prompts are messages, but the chat template of {policy.name!r} "
+            "drops part of an assistant's message (some drop what is in <think>), which would not be trained on; use "
+            f"a text template: {others}"
         )
 
 

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -31,7 +33,7 @@ from explorl.rollout.tools import ToolSpec, get_tool
 from explorl.training.sft.data import tokenize_dataset
 from explorl.training.sft.forward_pass import add_scores, tokens_that_fit
 from explorl.training.sft.packed_rows import TokenRows
-from explorl.training.sharding import has_sharded_weights, spread_devices
+from explorl.training.sharding import autocast_dtype, has_sharded_weights, spread_devices
 
 BATCH_METHODS = (
     "compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch", "_prepare_inputs",
@@ -73,7 +75,6 @@ class PackedSFTTrainer(SFTTrainer):
         self._tool = get_tool(tool) if isinstance(tool, str) else tool
         self._rows: TokenRows | None = None
         self._kind: passes.Kind = "padded"
-        self._parameters: int | None = None
         self._reset_sums()
         super().__init__(*args, **kwargs)
         self._has_scores = add_scores(causal(self.model))
@@ -84,10 +85,14 @@ class PackedSFTTrainer(SFTTrainer):
         self, dataset: Any, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
     ) -> Any:
         rows = None
-        special = packing or formatting_func is not None or args.assistant_only_loss
-        special = special or (self._packed is False and self._tool is None)
-        special = special or args.truncation_mode not in ("keep_start", "keep_end")  # which TRL refuses
-        if not special and args.dataset_text_field not in (getattr(dataset, "column_names", None) or ()):
+        needs_trl = (
+            packing
+            or formatting_func is not None
+            or args.assistant_only_loss
+            or args.dataset_text_field in (getattr(dataset, "column_names", None) or ())
+        )
+        is_switched_off = self._packed is False and self._tool is None
+        if not needs_trl and not is_switched_off and args.truncation_mode in ("keep_start", "keep_end"):
             rows = tokenize_dataset(
                 dataset,
                 processing_class,
@@ -142,14 +147,20 @@ class PackedSFTTrainer(SFTTrainer):
                 raise ValueError(
                     f"row {int(rows.lengths.argmin())} of the training dataset has no tokens; leave it out"
                 )
-            longest = int(rows.lengths.max())
+            longest, dtype = int(rows.lengths.max()), autocast_dtype(self.accelerator)
             self.model.train()  # dropout counts
-            choice = passes.choose(self.model, longest, dtype=self._compute_dtype)
+            choice = passes.choose(self.model, longest, dtype=dtype)
+            self._kind, reason = choice.kind, choice.why
             if choice.kind != "padded":
-                self._kind = choice.kind
-                self._set_tokens_per_pass(longest)
+                checkpointing = self.args.gradient_checkpointing
+                fitting = tokens_that_fit(self.model, self.args.device, dtype, choice.kind, checkpointing)
+                self.tokens_per_pass = self._tokens_per_pass or max(fitting, longest)
+                if self.tokens_per_pass < longest:
+                    raise ValueError(
+                        f"tokens_per_pass is {self.tokens_per_pass}, and the longest row has {longest} tokens; use "
+                        f"{longest} or more, or a smaller max_length"
+                    )
                 return rows
-            reason = choice.why
         if self._packed:
             raise ValueError(f"packed=True does not work here ({reason}); use packed=None")
         if self.accelerator.is_main_process:
@@ -189,25 +200,6 @@ class PackedSFTTrainer(SFTTrainer):
         """Tell whether a subclass or an assignment replaced this method."""
         return getattr(getattr(self, name), "__func__", None) is not getattr(PackedSFTTrainer, name)
 
-    def _set_tokens_per_pass(self, longest: int) -> None:
-        if self._tokens_per_pass is None:
-            checkpointing = self.args.gradient_checkpointing
-            fitting = tokens_that_fit(self.model, self.args.device, self._compute_dtype, self._kind, checkpointing)
-            self.tokens_per_pass = max(fitting, longest)
-        elif self._tokens_per_pass < longest:
-            raise ValueError(
-                f"tokens_per_pass is {self._tokens_per_pass}, and the longest row has {longest} tokens; use {longest} "
-                "or more, or a smaller max_length"
-            )
-        else:
-            self.tokens_per_pass = self._tokens_per_pass
-
-    @property
-    def _compute_dtype(self) -> torch.dtype | None:
-        """The type that autocast computes in; None without autocast."""
-        kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        return kinds.get(self.accelerator.mixed_precision) if self.accelerator.native_amp else None
-
     # ---------------------------------------------------------------- steps
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
@@ -216,22 +208,19 @@ class PackedSFTTrainer(SFTTrainer):
         chosen = list(islice(epoch_iterator, num_batches))
         if not chosen:
             return [], None
-        rows = self._rows
-        numbers: dict[int, list[int]] = {}  # the micro-batches that TRL would have put each row into
-        for number, batch in enumerate(chosen):
-            for row in batch:
-                numbers.setdefault(row, []).append(number)
+        rows, drawn = self._rows, np.concatenate(chosen)
+        numbers = np.repeat(np.arange(len(chosen)), [len(batch) for batch in chosen])
         batches = [
             {
-                "passes": [
-                    rows.packed(part, device, [numbers[row].pop() for row in part.tolist()]) for part in passes_
-                ],
-                **_token_counts(sum(int(rows.lengths[part].sum()) for part in passes_)),
+                "passes": [rows.packed(drawn[part], device, numbers[part]) for part in parts],
+                **_token_counts(int(rows.lengths[drawn[np.concatenate(parts)]].sum())),
             }
-            for passes_ in rows.batches(chosen, self.tokens_per_pass)
+            for parts in rows.batches(chosen, self.tokens_per_pass)
         ]
         scored = [int(rows.scored[list(batch)].sum()) for batch in chosen]
-        self._add_sums(scored, sum(int(rows.lengths[list(batch)].sum()) for batch in chosen), device)
+        self._sums.append(torch.zeros(2, len(chosen), dtype=torch.float64, device=device))
+        self._scored += scored
+        self._tokens += int(rows.lengths[drawn].sum())
         labelled = torch.tensor(sum(scored)).to(device, non_blocking=True)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             labelled = self.accelerator.gather(labelled).sum()
@@ -245,7 +234,7 @@ class PackedSFTTrainer(SFTTrainer):
             last = number == len(inputs["passes"])
             with nullcontext() if last else self.accelerator.no_sync(model):
                 losses.append(super().training_step(model, part, num_items_in_batch))
-        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        return torch.stack(losses).sum()
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -276,22 +265,20 @@ class PackedSFTTrainer(SFTTrainer):
         """Return 6 · tokens · parameters without embeddings."""
         if "passes" not in inputs:
             return super().floating_point_ops(inputs)
-        if self._parameters is None:
-            self._parameters = causal(self.model).num_parameters(exclude_embeddings=True)
         return 6 * inputs["input_ids"].numel() * self._parameters
+
+    @cached_property
+    def _parameters(self) -> int:
+        return int(causal(self.model).num_parameters(exclude_embeddings=True))
 
     # ---------------------------------------------------------------- logging
 
     def _reset_sums(self) -> None:
         self._sums: list[Tensor] = []
+        """Sums of entropy and of correct tokens in each sampled micro-batch, one tensor for each optimizer step."""
         self._scored: list[int] = []
+        """Number of tokens that each of these sums is over."""
         self._tokens = 0
-
-    def _add_sums(self, scored: list[int], tokens: int, device: torch.device) -> None:
-        """Allocate the sums over each micro-batch of an optimizer step, whose counts the host knows."""
-        self._sums.append(torch.zeros(2, len(scored), dtype=torch.float64, device=device))
-        self._scored += scored
-        self._tokens += tokens
 
     def _sum_statistics(self, outputs: Any, scored: Tensor, numbers: Tensor) -> None:
         """Sum entropy and accuracy on the device by sampled micro-batch, over which TRL takes its means."""
@@ -305,16 +292,13 @@ class PackedSFTTrainer(SFTTrainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if self._sums:
             sums = torch.cat(self._sums, dim=1)
-            counts = torch.tensor([self._scored], dtype=sums.dtype, device=sums.device)
-            tokens = torch.full_like(counts, self._tokens)
-            totals = self.accelerator.reduce(torch.cat([sums, counts, tokens]), reduction="sum")
-            entropy, correct, scored, total_tokens = totals.tolist()
-            self._total_train_tokens += int(total_tokens[0])
+            counts = torch.tensor([self._scored, [self._tokens] * len(self._scored)], dtype=sums.dtype)
+            totals = self.accelerator.reduce(torch.cat([sums, counts.to(sums.device)]), reduction="sum")
+            *sums_by_batch, scored, tokens = totals.tolist()
+            self._total_train_tokens += int(tokens[0])
             metrics = self._metrics["train"]
-            metrics["entropy"] += [value / max(count, 1) for value, count in zip(entropy, scored, strict=True)]
-            metrics["mean_token_accuracy"] += [
-                hits / max(count, 1) for hits, count in zip(correct, scored, strict=True)
-            ]
+            for name, values in zip(("entropy", "mean_token_accuracy"), sums_by_batch, strict=True):
+                metrics[name] += [value / max(count, 1) for value, count in zip(values, scored, strict=True)]
             metrics["num_tokens"] = [self._total_train_tokens]
             if "num_tokens" in self._metrics["eval"]:  # TRL set it before these tokens were counted
                 self._metrics["eval"]["num_tokens"] = [self._total_train_tokens]

@@ -1,8 +1,9 @@
-"""Split a generation batch into micro-batches of about equally many tokens, keeping neighbouring rows together.
+"""Split the rows of a step into micro-batches of about equally many tokens, keeping neighbouring rows together.
 
-Time and memory of a step depend on its tokens, not its rows. Completions of one prompt share the prompt's tokens in the
-packed pass, so they stay together. No micro-batch has more rows than the user allows. The gradient of an optimizer step
-is a sum over its rows, so the assignment of rows to micro-batches does not change it.
+Time and memory of a step depend on its tokens, not its rows. Neighbours in GRPO are completions of one prompt, whose
+tokens they share in the packed pass; in SFT they are rows of similar length. No micro-batch has more rows than the user
+allows. The gradient of an optimizer step is a sum over its rows, so the assignment of rows to micro-batches does not
+change it.
 """
 
 from __future__ import annotations
