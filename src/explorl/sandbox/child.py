@@ -18,7 +18,6 @@ import _socket as socket
 import _thread
 import ast
 import builtins
-import json
 import marshal
 import os
 import select
@@ -30,6 +29,7 @@ import types
 from explorl.sandbox import linux
 from explorl.sandbox.codec import STARTED, decode, encode
 from explorl.sandbox.disk import ENTRIES, OPEN_FOLDER, DiskQuota
+from explorl.sandbox.frames import receive, receive_json, send_json
 from explorl.sandbox.usage import Usage, check_interval, wall_limit
 
 TYPE_CHECKING = False
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 MEMORY_EXIT = 86
 """Exit status of a program that ran out of memory."""
-MAX_FRAME = 1 << 22
-"""Longest message from a program or its tests, in bytes."""
 CALLS, REPLIES, _READY, _THREAD_REQUESTS, _VERDICT = (
     3,
     4,
@@ -82,43 +80,6 @@ def describe_error(error: BaseException) -> str:
     except Exception:
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-# Frames on a pipe: eight bytes of length, then the message -----------------------------------------------------------
-
-
-def send(descriptor: int, message: bytes) -> None:
-    view = memoryview(len(message).to_bytes(8, "big") + message)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def receive(descriptor: int, most: int = 1 << 40) -> bytes:
-    """Return the next message; raise EOFError at the end, and ValueError if it is longer than ``most`` bytes."""
-    length = int.from_bytes(_read(descriptor, 8), "big")
-    if length > most:
-        raise ValueError(f"a message of {length} bytes; {most} are allowed")
-    return _read(descriptor, length)
-
-
-def send_json(descriptor: int, message: Any) -> None:
-    send(descriptor, json.dumps(message).encode())
-
-
-def receive_json(descriptor: int) -> Any:
-    """Return the next message from the program or its tests, which may be any JSON; ValueError if it is not JSON."""
-    return json.loads(receive(descriptor, MAX_FRAME))
-
-
-def _read(descriptor: int, length: int) -> bytes:
-    parts = []
-    while length:
-        part = os.read(descriptor, min(length, 1 << 20))
-        if not part:
-            raise EOFError("the other process closed the connection")
-        parts.append(part)
-        length -= len(part)
-    return b"".join(parts)
 
 
 # The program ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import os
 import sys
 import traceback
 
-from explorl.sandbox.child import CALLS, MEMORY_EXIT, REPLIES, receive
+from explorl.sandbox.child import CALLS, MEMORY_EXIT, REPLIES
+from explorl.sandbox.frames import receive, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,6 +153,4 @@ def _flush() -> None:
 
 
 def _write(text: str) -> None:
-    left = memoryview(text.encode(errors="backslashreplace"))
-    while left:
-        left = left[os.write(OUTPUT, left) :]
+    write_all(OUTPUT, text.encode(errors="backslashreplace"))

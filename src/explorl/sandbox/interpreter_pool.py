@@ -3,9 +3,9 @@ calls and results between them and the threads that poll."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
-import select
 import threading
 import time
 import weakref
@@ -13,12 +13,15 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from types import TracebackType
+from typing import Any
 
 from explorl.core.text import clean
+from explorl.sandbox.codec import LOAD_BYTES
 from explorl.sandbox.fork_client import ForkServerDied
 from explorl.sandbox.interpreter import Call, Interpreter
 from explorl.sandbox.interpreter_process import InterpreterProcess
 from explorl.sandbox.interpreter_results import RESTARTED, CellResult, CellStatus, InterpreterLimits
+from explorl.sandbox.process_group import ProcessGroup
 from explorl.sandbox.programs import SandboxError, isolating_layers
 from explorl.sandbox.usage import wall_limit
 
@@ -46,9 +49,8 @@ class InterpreterPool:
         self.limits, self.warm = limits or InterpreterLimits(), warm
         self._layers = isolating_layers(unisolated)
         self._lock = threading.RLock()
-        self._epoll = select.epoll()
-        self._processes: dict[int, InterpreterProcess] = {}
-        """All started processes by descriptor."""
+        self._processes: ProcessGroup[InterpreterProcess] = ProcessGroup()
+        """All started processes."""
         self._to_start: deque[InterpreterProcess] = deque()
         self._starting: set[InterpreterProcess] = set()
         self._spare: deque[InterpreterProcess] = deque()
@@ -59,7 +61,7 @@ class InterpreterPool:
         self._next_check = 0.0
         self._cores = len(os.sched_getaffinity(0))
         self._owner_process = os.getpid()
-        self._finalizer = weakref.finalize(self, _close, self._processes, self._epoll)
+        self._finalizer = weakref.finalize(self, _close, self._processes)
         _POOLS.add(self)
         with self._lock:
             self._refill()
@@ -92,12 +94,12 @@ class InterpreterPool:
             before = self._finished
         while True:
             with self._usable():
-                self._handle_events(self._epoll.poll(0))
+                self._handle_messages()
                 finished, now = self._finished - before, time.monotonic()
                 if finished or not self._pending or now >= deadline:
                     return finished
                 wait = min(deadline, self._next_deadline()) - now
-            self._epoll.poll(min(max(0.0, wait), _MAX_WAIT))  # another thread may handle the event
+            self._processes.wait(min(max(0.0, wait), _MAX_WAIT))  # another thread may handle the message
 
     def close(self) -> None:
         """End all interpreters."""
@@ -129,7 +131,7 @@ class InterpreterPool:
     def _assign_process(self, interpreter: Interpreter) -> None:
         """Assign a process to an interpreter: a spare one, or else a new one that has to start."""
         while self._spare and self._spare[0].state == "idle":
-            self._handle_message(self._spare[0])  # removes it if it has ended
+            self._handle(self._processes.messages_of(self._spare[0]))  # removes it if it has ended
             if self._spare and self._spare[0].state == "idle":
                 break
         if self._spare:
@@ -157,9 +159,8 @@ class InterpreterPool:
             except (ForkServerDied, OSError) as error:
                 self._handle_failed_start(process, str(error))
                 continue
-            self._processes[process.fileno()] = process
+            self._processes.add(process)
             self._starting.add(process)
-            self._epoll.register(process.fileno(), select.EPOLLIN)
 
     def _queue(self, call: Call) -> None:
         self._pending += 1
@@ -177,25 +178,23 @@ class InterpreterPool:
         if process is not None and process.state == "idle":
             interpreter._running = interpreter._waiting.popleft()
             load = 1 + len(self._processes) // self._cores
-            process.call(interpreter._running.source, load, load * wall_limit(self.limits.seconds) + _GRACE)
-            if process.has_more_to_send:
-                self._epoll.modify(process.fileno(), select.EPOLLIN | select.EPOLLOUT)
+            process.expect_answer("busy", load * wall_limit(self.limits.seconds) + _GRACE)
+            source = interpreter._running.source.encode(errors="surrogatepass")
+            self._processes.send(process, load.to_bytes(LOAD_BYTES, "big") + source)
 
-    def _handle_events(self, events: Iterable[tuple[int, int]]) -> None:
-        """Send and receive on the descriptors with events, and end late processes."""
-        for descriptor, event in events:
-            process = self._processes.get(descriptor)
-            if process is None:
-                continue
-            if event & select.EPOLLOUT:
-                process.flush()
-                if not process.has_more_to_send:
-                    self._epoll.modify(descriptor, select.EPOLLIN)
-            if event & ~select.EPOLLOUT:
-                self._handle_message(process)
+    def _handle_messages(self) -> None:
+        """Send and receive what is possible now, and end late processes."""
+        self._handle(self._processes.messages())
         if time.monotonic() >= self._next_check:
             self._check_deadlines()
         self._start_some()
+
+    def _handle(self, messages: Iterable[tuple[InterpreterProcess, bytes | None]]) -> None:
+        for process, message in messages:
+            if message is None:
+                self._handle_lost_process(process, "killed")
+            else:
+                self._handle_message(process, json.loads(message))
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -206,14 +205,7 @@ class InterpreterPool:
             elif process.is_abandoned:
                 self._end_process(process)
 
-    def _handle_message(self, process: InterpreterProcess) -> None:
-        try:
-            message = process.receive()
-        except (EOFError, ValueError):
-            self._handle_lost_process(process, "killed")
-            return
-        if message is None:
-            return
+    def _handle_message(self, process: InterpreterProcess, message: dict[str, Any]) -> None:
         interpreter, status = process.owner, message["status"]
         if status == "setup":
             self._handle_lost_process(process, "killed", clean(message["error"]))
@@ -311,8 +303,7 @@ class InterpreterPool:
     def _end_process(self, process: InterpreterProcess) -> None:
         self._starting.discard(process)
         if process.state not in ("waiting", "ended"):
-            self._processes.pop(process.fileno(), None)
-            self._epoll.unregister(process.fileno())
+            self._processes.remove(process)
         process.close()
 
     def _next_deadline(self) -> float:
@@ -324,18 +315,16 @@ class InterpreterPool:
         """Leave all processes to the parent, in a fork of this process."""
         for process in self._processes.values():
             process.forget()
-        self._processes.clear()
+        self._processes.close()
         self._starting.clear()
         self._finalizer.detach()
-        self._epoll.close()
 
 
-def _close(processes: dict[int, InterpreterProcess], epoll: select.epoll) -> None:
+def _close(processes: ProcessGroup[InterpreterProcess]) -> None:
     """End the processes of a pool that is closed, garbage-collected, or alive when this process exits."""
     for process in list(processes.values()):
         process.close()
-    processes.clear()
-    epoll.close()
+    processes.close()
 
 
 _POOLS: weakref.WeakSet[InterpreterPool] = weakref.WeakSet()

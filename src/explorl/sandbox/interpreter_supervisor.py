@@ -24,6 +24,7 @@ from contextlib import suppress
 from explorl.sandbox import child, linux
 from explorl.sandbox.child import CALLS, REPLIES
 from explorl.sandbox.codec import LOAD_BYTES
+from explorl.sandbox.frames import frame, receive, send_json
 from explorl.sandbox.interpreter_child import OUTPUT, RAISED, SUCCEEDED, TOKEN, serve
 from explorl.sandbox.usage import Usage, check_interval, wall_limit
 
@@ -70,21 +71,21 @@ class TruncatedOutput:
 def supervise(server: int) -> NoReturn:  # pragma: no cover (another process)
     """Run the calls that arrive on standard input, a socket, and answer there."""
     linux.die_with(server)
-    request = marshal.loads(child.receive(0))
+    request = marshal.loads(receive(0))
     try:
         interpreter = _InterpreterSession(request, server)
     except Exception as error:
-        child.send_json(1, {"status": "setup", "error": child.describe_error(error)})
+        send_json(1, {"status": "setup", "error": child.describe_error(error)})
         os._exit(0)
-    child.send_json(1, {"status": "ready"})
+    send_json(1, {"status": "ready"})
     while True:
         try:
-            message = child.receive(0)
+            message = receive(0)
         except (EOFError, OSError):
             interpreter.end()
             os._exit(0)
         answer = interpreter.call(message[LOAD_BYTES:], int.from_bytes(message[:LOAD_BYTES], "big"))
-        child.send_json(1, answer)
+        send_json(1, answer)
         if answer["status"] not in ("ok", "error"):
             os._exit(0)
         interpreter.stop()
@@ -128,7 +129,7 @@ class _InterpreterSession:  # pragma: no cover (another process)
         limit = CallBudget(self._usage, self._limits["seconds"], load, self._disk)
         self._order(_CONTINUE)
         token = os.urandom(TOKEN)
-        reply = self._exchange(len(token + source).to_bytes(8, "big") + token + source, output, limit)
+        reply = self._exchange(frame(token + source), output, limit)
         is_full = self._disk is not None and self._disk.is_exceeded()  # also after a cell too short for a check
         if reply == token + SUCCEEDED and not is_full:
             status = "ok"

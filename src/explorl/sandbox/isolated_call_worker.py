@@ -21,7 +21,8 @@ import sys
 import time
 
 from explorl.sandbox import linux
-from explorl.sandbox.child import MEMORY_EXIT, receive, send, set_descriptors
+from explorl.sandbox.child import MEMORY_EXIT, set_descriptors
+from explorl.sandbox.frames import receive, send, send_json, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,16 +51,13 @@ def main() -> None:  # pragma: no cover (another process)
         sys.path[:] = [folder for folder in sys.path if _is_used(folder)]
         _isolate(settings["layers"])
     except BaseException as error:
-        send(replies, json.dumps({"failed": f"{type(error).__name__}: {error}", "kind": _failure_kind(error)}).encode())
+        kind = "missing" if isinstance(error, ImportError) else "other"
+        send_json(replies, {"failed": f"{type(error).__name__}: {error}", "kind": kind})
         os._exit(1)
     gc.collect()
     gc.freeze()  # a collection would copy the pages of these objects into each child
-    send(replies, b'{"ready": true}')
+    send_json(replies, {"ready": True})
     _serve(target, replies, null, settings)
-
-
-def _failure_kind(error: BaseException) -> str:  # pragma: no cover (another process)
-    return "missing" if isinstance(error, ImportError) else "other"
 
 
 class _WorkerFunction:  # pragma: no cover (another process)
@@ -239,9 +237,7 @@ def _run_child(
             raise
         except Exception as error:
             reply = json.dumps({"error": f"raised {type(error).__name__}: {str(error)[:500]}"})
-        left = memoryview(reply.encode())
-        while left:
-            left = left[os.write(_REPLY, left) :]
+        write_all(_REPLY, reply.encode())
         status = 0
     except MemoryError:
         status = MEMORY_EXIT

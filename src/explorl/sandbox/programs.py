@@ -367,14 +367,12 @@ def _run_once(request: dict[str, Any], tests: str | None, layers: Layers) -> dic
     """Send a new supervisor the request and the tests, if any, and return its answer."""
     with contextlib.ExitStack() as stack:
         folder = None if "namespaces" in layers else stack.enter_context(working_folder())
-        frames = [marshal.dumps({**request, "layers": layers, "folder": folder})]
+        messages = [marshal.dumps({**request, "layers": layers, "folder": folder})]
         if tests is not None:
-            frames.append(tests.encode(errors="surrogatepass"))
-        message = b"".join(len(frame).to_bytes(8, "big") + frame for frame in frames)
+            messages.append(tests.encode(errors="surrogatepass"))
+        seconds = wall_limit(request["limits"]["seconds"]) + _GRACE
         try:
-            code, answer, errors = fork_server_client.run_program(
-                message, wall_limit(request["limits"]["seconds"]) + _GRACE
-            )
+            code, answer, errors = fork_server_client.run_program(messages, seconds)
         except TimeoutError:
             return {"status": "timeout"}
     if code < 0:  # a test, or computing the normal form, has crashed it
