@@ -21,8 +21,8 @@ import sys
 import time
 
 from explorl.sandbox import linux
-from explorl.sandbox.child import MEMORY_EXIT, set_descriptors
 from explorl.sandbox.frames import receive, send, send_json, write_all
+from explorl.sandbox.supervised import MEMORY_EXIT, set_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _PREPARE_LIMIT = 1.0
 _CACHE_SIZE = 1024
 
 
-def main() -> None:  # pragma: no cover (another process)
+def main() -> None:  # pragma: no cover
     """Read the settings and then messages from standard input, and write replies to standard output."""
     settings = json.loads(receive(0))
     replies, null = os.dup(1), os.open(os.devnull, os.O_RDWR)
@@ -60,7 +60,7 @@ def main() -> None:  # pragma: no cover (another process)
     _serve(target, replies, null, settings)
 
 
-class _WorkerFunction:  # pragma: no cover (another process)
+class _WorkerFunction:  # pragma: no cover
     """A module's function, and its ``prepare_trusted`` if it has one."""
 
     def __init__(self, function: Callable[..., Any], prepare: Callable[[Any], Any] | None) -> None:
@@ -89,11 +89,11 @@ class _TimeUp(BaseException):
     """The time is up. A BaseException, so that ``except Exception`` in a library misses it."""
 
 
-def _raise_time_up(*_: object) -> NoReturn:  # pragma: no cover (another process)
+def _raise_time_up(*_: object) -> NoReturn:  # pragma: no cover
     raise _TimeUp
 
 
-def _import_function(name: str, setup: Any) -> _WorkerFunction:  # pragma: no cover (another process)
+def _import_function(name: str, setup: Any) -> _WorkerFunction:  # pragma: no cover
     """Import the function and call its module's ``prepare(setup)``, if it has one."""
     module_name, _, attribute = name.partition(":")
     module = importlib.import_module(module_name)
@@ -103,7 +103,7 @@ def _import_function(name: str, setup: Any) -> _WorkerFunction:  # pragma: no co
     return _WorkerFunction(getattr(module, attribute), getattr(module, "prepare_trusted", None))
 
 
-def _is_used(folder: str) -> bool:  # pragma: no cover (another process)
+def _is_used(folder: str) -> bool:  # pragma: no cover
     """Return True if a module was imported from this folder. Others on the path, such as the user's project, are not
     made visible."""
     for name, module in list(sys.modules.items()):
@@ -116,7 +116,7 @@ def _is_used(folder: str) -> bool:  # pragma: no cover (another process)
     return False
 
 
-def _isolate(layers: list[str]) -> None:  # pragma: no cover (another process)
+def _isolate(layers: list[str]) -> None:  # pragma: no cover
     """Give up network, files and other processes; in namespaces, return only in the init process."""
     os.chdir("/")
     os.environ.clear()
@@ -159,7 +159,7 @@ def _serve(target: _WorkerFunction, replies: int, null: int, settings: dict[str,
 
 def _run_in_child(
     function: Callable[[], Any], seconds: float, null: int, settings: dict[str, Any]
-) -> bytes:  # pragma: no cover (another process)
+) -> bytes:  # pragma: no cover
     """Call the function in a child; return the processor time and the reply, or an error if the child failed."""
     reading, writing = os.pipe()
     start = time.monotonic()
@@ -189,7 +189,7 @@ def _run_in_child(
 
 def _read_reply(
     descriptor: int, child: int, start: float, seconds: float, wall: float
-) -> bytes | None:  # pragma: no cover (another process)
+) -> bytes | None:  # pragma: no cover
     """Return all that the child writes; empty if it is too much, None if the time is up. Exit if the host has ended."""
     parts, length = [], 0
     poll = select.poll()
@@ -212,7 +212,7 @@ def _read_reply(
             return None
 
 
-def _cpu_time(pid: int) -> float:  # pragma: no cover (another process)
+def _cpu_time(pid: int) -> float:  # pragma: no cover
     """Return the processor seconds that a child has used, which do not depend on other processes."""
     try:
         return time.clock_gettime((~pid << 3) | 2)
@@ -222,7 +222,7 @@ def _cpu_time(pid: int) -> float:  # pragma: no cover (another process)
 
 def _run_child(
     function: Callable[[], Any], null: int, writing: int, settings: dict[str, Any]
-) -> NoReturn:  # pragma: no cover (another process)
+) -> NoReturn:  # pragma: no cover
     """Run the child: call the function, write its value, and exit."""
     status = 1
     try:
@@ -245,7 +245,7 @@ def _run_child(
         os._exit(status)
 
 
-def _apply_limits(settings: dict[str, Any]) -> None:  # pragma: no cover (another process)
+def _apply_limits(settings: dict[str, Any]) -> None:  # pragma: no cover
     if sys.platform == "linux":
         linux.limit_resources(settings["limits"])
         if "seccomp" in settings["layers"]:

@@ -112,3 +112,58 @@ class Usage:
             return []
         finally:
             os.close(descriptor)
+
+
+class Budget:
+    """What a program or a call may use from now on: time, measured as by `Usage`, and the disk if it is the host's.
+
+    With ``load`` interpreters per processor a call may wait that many times longer for one; this time does not count.
+    """
+
+    def __init__(
+        self,
+        usage: Usage,
+        seconds: float,
+        load: int = 1,
+        *,
+        processor_seconds: float | None = None,
+        disk: DiskQuota | None = None,
+    ) -> None:
+        self.is_late = False
+        """True if the time was up."""
+        self.is_full = False
+        """True if too much was written to the host's disk."""
+        self._usage, self._disk = usage, disk
+        self._cores = len(os.sched_getaffinity(0))
+        longest = wall_limit(seconds) * (max(1, load) if usage.knows_waiting else 1)
+        self._time, self._clock = usage.time + seconds, usage.clock + longest
+        self._processor = usage.processor + (seconds if processor_seconds is None else processor_seconds)
+        self._next_check = 0.0
+        self._plan()
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.is_late or self.is_full
+
+    @property
+    def seconds_to_check(self) -> float:
+        """Seconds until the next check."""
+        return max(0.0, self._next_check - time.monotonic())
+
+    def check(self) -> None:
+        """Set `is_exceeded` if a limit is reached; does nothing before the next check is due."""
+        if self.seconds_to_check == 0:
+            self._usage.update()
+            self.is_late = self._seconds_left() <= 0
+            self.is_full = not self.is_late and self._disk is not None and self._disk.is_exceeded()
+            self._plan()
+
+    def _seconds_left(self, cores: int = 1) -> float:
+        """Return the seconds until a limit can be reached if the processes use so many processors."""
+        usage = self._usage
+        return min(self._time - usage.time, (self._processor - usage.processor) / cores, self._clock - usage.clock)
+
+    def _plan(self) -> None:
+        self._next_check = time.monotonic() + min(
+            max(self._seconds_left(self._cores), 0.005), check_interval(self._disk)
+        )
