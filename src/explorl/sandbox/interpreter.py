@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from explorl.sandbox.interpreter_process import InterpreterProcess
@@ -121,7 +120,5 @@ class Interpreter:
     def __enter__(self) -> Interpreter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -4,7 +4,6 @@ calls and results between them and the threads that poll."""
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 import time
@@ -12,8 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from explorl.core.text import clean
 from explorl.sandbox.codec import LOAD_BYTES
@@ -29,9 +27,6 @@ _GRACE = 5.0
 """Seconds beyond the wall limit of a call that its supervisor has to answer."""
 _START_LIMIT = 60.0
 _START_ATTEMPTS = 3
-_MAX_WAIT = 3600.0
-_CHECK_INTERVAL = 0.02
-"""Seconds between two checks of all deadlines: there may be hundreds of processes, and polls should be cheap."""
 _EXPECTED_PER_CORE = 32
 """Most processes per processor that are started for expected interpreters."""
 
@@ -58,7 +53,6 @@ class InterpreterPool:
         self._pending = 0
         self._finished = 0
         self._expected = 0
-        self._next_check = 0.0
         self._cores = len(os.sched_getaffinity(0))
         self._owner_process = os.getpid()
         self._finalizer = weakref.finalize(self, _close, self._processes)
@@ -95,11 +89,11 @@ class InterpreterPool:
         while True:
             with self._usable():
                 self._handle_messages()
-                finished, now = self._finished - before, time.monotonic()
-                if finished or not self._pending or now >= deadline:
+                finished, remaining = self._finished - before, deadline - time.monotonic()
+                if finished or not self._pending or remaining <= 0:
                     return finished
-                wait = min(deadline, self._next_deadline()) - now
-            self._processes.wait(min(max(0.0, wait), _MAX_WAIT))  # another thread may handle the message
+                remaining = min(remaining, self._processes.seconds_to_deadline())
+            self._processes.wait(remaining)  # another thread may handle the message
 
     def close(self) -> None:
         """End all interpreters."""
@@ -114,9 +108,7 @@ class InterpreterPool:
     def __enter__(self) -> InterpreterPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # The methods below are called with the lock held.
@@ -157,7 +149,7 @@ class InterpreterPool:
             try:
                 process.start(self.limits.for_supervisor(), self._layers, _START_LIMIT)
             except (ForkServerDied, OSError) as error:
-                self._handle_failed_start(process, str(error))
+                self._handle_lost_process(process, "killed", str(error))
                 continue
             self._processes.add(process)
             self._starting.add(process)
@@ -185,25 +177,14 @@ class InterpreterPool:
     def _handle_messages(self) -> None:
         """Send and receive what is possible now, and end late processes."""
         self._handle(self._processes.messages())
-        if time.monotonic() >= self._next_check:
-            self._check_deadlines()
         self._start_some()
 
-    def _handle(self, messages: Iterable[tuple[InterpreterProcess, bytes | None]]) -> None:
+    def _handle(self, messages: Iterable[tuple[InterpreterProcess, bytes | Literal["ended", "late"]]]) -> None:
         for process, message in messages:
-            if message is None:
-                self._handle_lost_process(process, "killed")
-            else:
+            if isinstance(message, bytes):
                 self._handle_message(process, json.loads(message))
-
-    def _check_deadlines(self) -> None:
-        now = time.monotonic()
-        self._next_check = now + _CHECK_INTERVAL
-        for process in list(self._processes.values()):
-            if process.deadline <= now:
-                self._handle_lost_process(process, "timeout")
-            elif process.is_abandoned:
-                self._end_process(process)
+            else:
+                self._handle_lost_process(process, "timeout" if message == "late" else "killed")
 
     def _handle_message(self, process: InterpreterProcess, message: dict[str, Any]) -> None:
         interpreter, status = process.owner, message["status"]
@@ -230,7 +211,7 @@ class InterpreterPool:
     ) -> None:
         """End a process that has died or is late, and give its call a result."""
         interpreter = process.owner
-        was_starting = process.state == "starting"
+        was_starting = process.state in ("waiting", "starting")
         self._end_process(process)
         if interpreter is None:
             if process in self._spare:
@@ -244,17 +225,6 @@ class InterpreterPool:
         else:
             interpreter._variables_lost = True
         self._serve(interpreter)
-
-    def _handle_failed_start(self, process: InterpreterProcess, reason: str) -> None:
-        """Remove a process that could not be started, and try again if an interpreter waits for it."""
-        interpreter = process.owner
-        process.close()
-        if interpreter is None:
-            self._spare.remove(process)
-        else:
-            interpreter._process = None
-            self._retry(interpreter, reason)
-            self._serve(interpreter)
 
     def _retry(self, interpreter: Interpreter, reason: str) -> None:
         """Count a failed start; after some, the calls that wait for the interpreter get an error."""
@@ -305,11 +275,6 @@ class InterpreterPool:
         if process.state not in ("waiting", "ended"):
             self._processes.remove(process)
         process.close()
-
-    def _next_deadline(self) -> float:
-        """Return the time of the next check for late processes."""
-        first = min((process.deadline for process in self._processes.values()), default=math.inf)
-        return max(first, self._next_check)
 
     def _forget(self) -> None:
         """Leave all processes to the parent, in a fork of this process."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from explorl.sandbox.fork_client import ForkServerDied, fork_server_client
 from explorl.sandbox.frames import Channel
+from explorl.sandbox.process_group import AnsweringProcess
 from explorl.sandbox.scratch import working_folder
 
 if TYPE_CHECKING:
@@ -24,16 +25,12 @@ _MAX_MESSAGE = 1 << 26
 _FORGOTTEN: list[ExitStack] = []
 
 
-class InterpreterProcess:
+class InterpreterProcess(AnsweringProcess):
     """A supervisor with its interpreter. Ends with `close`, with the fork server, or with this process."""
-
-    channel: Channel
-    """The connection to it, once it starts."""
 
     def __init__(self) -> None:
         self.state: State = "waiting"
         self._owner: weakref.ref[Interpreter] | None = None
-        self.deadline = math.inf
         self._folder = ExitStack()
         self._sockets: tuple[socket.socket, ...] = ()
         """The message socket and the control socket."""
@@ -47,10 +44,9 @@ class InterpreterProcess:
     def owner(self, interpreter: Interpreter) -> None:
         self._owner = weakref.ref(interpreter)
 
-    @property
-    def is_abandoned(self) -> bool:
-        """True if its interpreter has been garbage-collected."""
-        return self._owner is not None and self._owner() is None
+    def is_late(self) -> bool:
+        """Return True if it should have answered, or if its interpreter has been garbage-collected."""
+        return super().is_late() or (self._owner is not None and self._owner() is None)
 
     def start(self, limits: dict[str, Any], layers: tuple[str, ...], seconds: float) -> None:
         """Start the process; raise OSError or `ForkServerDied` if that fails."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from explorl.core.text import clean
-from explorl.sandbox.programs import DEFAULTS
+from explorl.sandbox.programs import DEFAULTS, check_limits
 
 CellStatus = Literal["ok", "error", "timeout", "memory", "exited", "killed", "refused"]
 RESTARTED = "the interpreter was restarted, its variables are gone"
@@ -32,14 +31,7 @@ class InterpreterLimits:
     """Processes and threads, the first included."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            whole = isinstance(field.default, int)
-            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-                kind = "a whole number" if whole else "a number of seconds"
-                raise ValueError(f"{field.name}={value!r}: give {kind}, like {field.default!r}")
-            if not 0 < value < math.inf:
-                raise ValueError(f"{field.name}={value!r}: give a positive number, like {field.default!r}")
+        check_limits(self)
         if self.memory < LEAST_MEMORY:
             raise ValueError(
                 f"memory={self.memory!r} bytes are too few for Python itself; give {LEAST_MEMORY} or more, like "
@@ -48,13 +40,7 @@ class InterpreterLimits:
 
     def for_supervisor(self) -> dict[str, Any]:
         """Return the limits for a supervisor, which limits each call; the kernel limits the time of all calls."""
-        limits = {
-            "seconds": self.seconds,
-            "memory": self.memory,
-            "processes": self.processes,
-            "characters": self.output,
-        }
-        return {**asdict(DEFAULTS), **limits, "cpu_seconds": (self.seconds + 1) * self.calls + 1}
+        return {**asdict(DEFAULTS), **asdict(self), "cpu_seconds": (self.seconds + 1) * self.calls + 1}
 
     def to_result(self, message: dict[str, Any]) -> CellResult:
         """Return the result of a call from its supervisor's message."""

@@ -124,7 +124,7 @@ class _Interpreter(Supervised):  # pragma: no cover
     def call(self, source: bytes, load: int) -> dict[str, Any]:
         """Run a cell; return its status and its output."""
         start = time.monotonic()
-        output = TruncatedOutput(self._limits["characters"])
+        output = TruncatedOutput(self._limits["output"])
         self.usage.update()
         budget = Budget(self.usage, self._limits["seconds"], load, disk=self.disk)
         self._order(_CONTINUE)

@@ -18,19 +18,18 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from explorl.core.text import clean
 from explorl.sandbox.frames import Channel
 from explorl.sandbox.isolated_call_worker import MAX_REPLY
-from explorl.sandbox.process_group import ProcessGroup
-from explorl.sandbox.programs import SandboxError, capabilities
+from explorl.sandbox.process_group import AnsweringProcess, ProcessGroup
+from explorl.sandbox.programs import SandboxError, capabilities, check_limits
 
 BOOTSTRAP = """
 import sys, types
@@ -75,10 +74,7 @@ class IsolationLimits:
     """Bytes of address space for one message."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                value = getattr(self, field.name)
-                raise ValueError(f"{field.name}={value!r}: give a positive number, like {field.default!r}")
+        check_limits(self)
 
 
 class IsolatedFunction:
@@ -127,15 +123,13 @@ class IsolatedFunction:
         if self._process == os.getpid():
             for worker in self._pool:
                 worker.kill()
-        self._workers.close()
+            self._workers.close()
         self._workers = ProcessGroup()
 
     def __enter__(self) -> IsolatedFunction:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -178,16 +172,14 @@ class IsolatedFunction:
                     replies[worker.index] = IsolatedResult(error="crashed")
         return [replies[index] for index in range(len(encoded))]
 
-    def _wait_for_workers(self) -> list[tuple[_Worker, IsolatedResult | str]]:
-        """Wait until workers have replied or failed; return each with its result or what went wrong."""
-        seconds_left = min(worker.deadline for worker in self._pool) - time.monotonic()
-        events: dict[_Worker, IsolatedResult | str] = {}
-        for worker, frame in self._workers.messages(max(seconds_left, 0.0)):
-            events[worker] = "it ended" if frame is None else worker.parse(frame)
-        for worker in self._pool:
-            if worker.deadline <= time.monotonic():
-                events.setdefault(worker, "its worker hung")
-        return list(events.items())
+    def _wait_for_workers(self) -> Iterator[tuple[_Worker, IsolatedResult | str]]:
+        """Wait until workers have replied or failed; yield each with its result or what went wrong."""
+        self._workers.wait(self._workers.seconds_to_deadline())
+        for worker, message in self._workers.messages():
+            if isinstance(message, bytes):
+                yield worker, worker.parse(message)
+            else:
+                yield worker, {"ended": "it ended", "late": "its worker hung"}[message]
 
     def _add_worker(self) -> None:
         self._workers.add(_Worker(self.function, self.setup, self.limits))
@@ -217,7 +209,7 @@ def _layers() -> tuple[str, ...]:
     return layers
 
 
-class _Worker:
+class _Worker(AnsweringProcess):
     """One process, which takes one message at a time."""
 
     def __init__(self, function: str, setup: Any, limits: IsolationLimits) -> None:

@@ -21,7 +21,7 @@ import sys
 import time
 
 from explorl.sandbox import linux
-from explorl.sandbox.frames import receive, send, send_json, write_all
+from explorl.sandbox.frames import FrameReader, receive, send, send_json
 from explorl.sandbox.supervised import MEMORY_EXIT, set_descriptors
 
 TYPE_CHECKING = False
@@ -126,9 +126,8 @@ def _isolate(layers: list[str]) -> None:  # pragma: no cover
     folders = [folder for folder in sys.path if os.path.isdir(folder)]
     uid = linux.spare_user()
     if "namespaces" in layers:
-        linux.enter_namespaces(
-            _DISK, None, folders
-        )  # without a writable folder, so that no message leaves files for the next
+        # Without a writable folder, so that no message leaves files for the next.
+        linux.enter_namespaces(_DISK, None, folders)
         child = os.fork()
         if child:
             os.closerange(0, 1 << 16)
@@ -137,13 +136,7 @@ def _isolate(layers: list[str]) -> None:  # pragma: no cover
     elif "landlock" in layers:
         linux.restrict_files(None, folders)
     if layers:
-        if "namespaces" in layers:
-            linux.drop_privileges(uid)
-        else:
-            parent = os.getppid()
-            linux.drop_privileges(uid)
-            if os.getppid() != parent:
-                os._exit(1)
+        linux.drop_privileges(uid)
 
 
 def _serve(target: _WorkerFunction, replies: int, null: int, settings: dict[str, Any]) -> NoReturn:  # pragma: no cover
@@ -168,7 +161,8 @@ def _run_in_child(
         _run_child(function, null, writing, settings)
     os.close(writing)
     try:
-        reply = _read_reply(reading, child, start, seconds, settings["wall_factor"] * seconds)
+        reader = FrameReader(reading, MAX_REPLY)
+        reply = _read_reply(reader, child, start, seconds, settings["wall_factor"] * seconds)
     finally:
         os.kill(child, signal.SIGKILL)  # not waited for yet, so the pid is still its own
         os.close(reading)
@@ -177,37 +171,27 @@ def _run_in_child(
     if reply is None:
         reply = b'{"error": "took too long"}'
     elif not reply:
-        ended = os.waitstatus_to_exitcode(status)
-        if ended == -signal.SIGXCPU:
-            reply = b'{"error": "took too long"}'
-        elif ended == MEMORY_EXIT:
-            reply = b'{"error": "ran out of memory"}'
-        else:
-            reply = b'{"error": "crashed"}'
+        reasons = {-signal.SIGXCPU: b"took too long", MEMORY_EXIT: b"ran out of memory"}
+        reply = b'{"error": "%s"}' % reasons.get(os.waitstatus_to_exitcode(status), b"crashed")
     return b"%.6f %s" % (used, reply)
 
 
 def _read_reply(
-    descriptor: int, child: int, start: float, seconds: float, wall: float
+    reader: FrameReader, child: int, start: float, seconds: float, wall: float
 ) -> bytes | None:  # pragma: no cover
-    """Return all that the child writes; empty if it is too much, None if the time is up. Exit if the host has ended."""
-    parts, length = [], 0
+    """Return the child's reply; empty if there is none, None if the time is up. Exit if the host has ended."""
     poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
+    poll.register(reader, select.POLLIN)
     poll.register(0, 0)  # a hangup is always reported
     while True:
-        for ready, event in poll.poll(_TICK * 1000):
-            if ready == 0 and event & (select.POLLHUP | select.POLLERR):
-                os.kill(child, signal.SIGKILL)
-                os._exit(0)
-            if ready == descriptor:
-                part = os.read(descriptor, 1 << 16)
-                parts.append(part)
-                length += len(part)
-                if length > MAX_REPLY:
-                    return b""
-                if not part:
-                    return b"".join(parts)
+        if 0 in dict(poll.poll(_TICK * 1000)):
+            os.kill(child, signal.SIGKILL)
+            os._exit(0)
+        try:
+            for reply in reader.messages():
+                return reply
+        except (EOFError, ValueError):
+            return b""
         if _cpu_time(child) > seconds or time.monotonic() - start > wall:
             return None
 
@@ -230,23 +214,19 @@ def _run_child(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if sys.platform == "linux" and settings["layers"]:
             linux.die_with(os.getppid())
-        _apply_limits(settings)
+        if sys.platform == "linux":
+            linux.limit_resources(settings["limits"])
+            if "seccomp" in settings["layers"]:
+                linux.install_seccomp_filter(namespaces=False)
         try:
             reply = json.dumps({"value": function()})
         except MemoryError:
             raise
         except Exception as error:
             reply = json.dumps({"error": f"raised {type(error).__name__}: {str(error)[:500]}"})
-        write_all(_REPLY, reply.encode())
+        send(_REPLY, reply.encode())
         status = 0
     except MemoryError:
         status = MEMORY_EXIT
     finally:
         os._exit(status)
-
-
-def _apply_limits(settings: dict[str, Any]) -> None:  # pragma: no cover
-    if sys.platform == "linux":
-        linux.limit_resources(settings["limits"])
-        if "seccomp" in settings["layers"]:
-            linux.install_seccomp_filter(namespaces=False)

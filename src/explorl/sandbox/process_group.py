@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import selectors
+import time
 from collections.abc import Iterator
-from typing import Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from explorl.sandbox.frames import Channel
 
+_CHECK_INTERVAL = 0.02
+"""Seconds between two checks of all deadlines: there may be hundreds of processes, and `messages` should be cheap."""
+_MAX_WAIT = 3600.0
 
-class AnsweringProcess(Protocol):
+
+class AnsweringProcess:
     """A process with the connection to it."""
 
     channel: Channel
-    deadline: float
+    deadline = math.inf
     """The time of `time.monotonic` by which it must have answered; infinite while it has nothing to do."""
+
+    def is_late(self) -> bool:
+        """Return True if it should not be waited for any longer."""
+        return self.deadline <= time.monotonic()
 
 
 P = TypeVar("P", bound=AnsweringProcess)
@@ -26,6 +36,7 @@ class ProcessGroup(dict[int, P]):
     def __init__(self) -> None:
         super().__init__()
         self._selector = selectors.DefaultSelector()
+        self._next_check = 0.0
 
     def add(self, process: P) -> None:
         """Wait for this process too, until it is removed."""
@@ -43,30 +54,40 @@ class ProcessGroup(dict[int, P]):
         process.channel.send(*messages)
         self._selector.modify(process.channel.fileno(), _events(process), process)
 
-    def wait(self, seconds: float) -> None:
-        """Wait until `messages` has something to do."""
-        self._selector.select(seconds)
+    def seconds_to_deadline(self) -> float:
+        """Return the seconds until the first process is late."""
+        first = min((process.deadline for process in self.values()), default=math.inf)
+        return max(first, self._next_check) - time.monotonic()
 
-    def messages(self, seconds: float = 0.0) -> Iterator[tuple[P, bytes | None]]:
-        """Wait; yield each message that has come with its process, and each process that has ended with None.
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until `messages` has something to do. Other threads may use the group meanwhile."""
+        self._selector.select(min(max(0.0, seconds), _MAX_WAIT))
+
+    def messages(self) -> Iterator[tuple[P, bytes | Literal["ended", "late"]]]:
+        """Yield the messages that have come, each with its process, and the processes that have ended or are late.
 
         Processes may be added and removed meanwhile.
         """
-        for key, events in self._selector.select(seconds):
+        for key, events in self._selector.select(0):
             if events & selectors.EVENT_WRITE and self._holds(key.data):
                 self.send(key.data)
             if events & selectors.EVENT_READ:
                 yield from self.messages_of(key.data)
+        if time.monotonic() >= self._next_check:
+            self._next_check = time.monotonic() + _CHECK_INTERVAL
+            for process in list(self.values()):
+                if process.is_late() and self._holds(process):
+                    yield process, "late"
 
-    def messages_of(self, process: P) -> Iterator[tuple[P, bytes | None]]:
-        """Yield the messages of one process that have come, and the process with None if it has ended."""
+    def messages_of(self, process: P) -> Iterator[tuple[P, bytes | Literal["ended"]]]:
+        """Yield the messages of one process that have come, and the process if it has ended."""
         if self._holds(process):
             try:
                 for message in process.channel.messages():
                     yield process, message
             except (EOFError, ValueError):  # the last output of the fork server is not a message
                 if self._holds(process):
-                    yield process, None
+                    yield process, "ended"
 
     def close(self) -> None:
         """Remove all processes. In a fork of this process this leaves the original as it is, unlike `remove`."""
