@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from explorl.sandbox import interpreter_pool, interpreter_process, programs
 from explorl.sandbox.fork_client import ForkServerDied, fork_server_client
-from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
+from explorl.sandbox.interpreter import RESTARTED, Interpreter, InterpreterLimits
 from explorl.sandbox.interpreter_child import compile_cell, format_error
 from explorl.sandbox.interpreter_pool import InterpreterPool
-from explorl.sandbox.interpreter_results import RESTARTED
 from explorl.sandbox.interpreter_supervisor import TruncatedOutput
 from explorl.sandbox.programs import Guarantees, SandboxError
 from explorl.sandbox.usage import Budget

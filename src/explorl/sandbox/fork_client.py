@@ -24,15 +24,23 @@ from typing import BinaryIO
 from explorl.sandbox.frames import Channel
 from explorl.sandbox.scratch import remove_leftover_folders
 
-BOOTSTRAP = """
+
+def bootstrap(module: str) -> str:
+    """Return a program that runs ``main`` of a module of this package without the packages around it.
+
+    They would import torch. Its arguments are their folders.
+    """
+    return f"""
 import sys, types
-for name, path in zip(("explorl", "explorl.sandbox"), sys.argv[1:]):
+for name, path in zip(("explorl", "explorl.sandbox", "explorl.tasks"), sys.argv[1:]):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
-from explorl.sandbox.fork_server import main
+from explorl.sandbox.{module} import main
 main()
 """
-"""Imports the server's module by its name without the packages around it, which would import torch."""
+
+
+BOOTSTRAP = bootstrap("fork_server")
 _FOLDERS = [str(Path(__file__).resolve().parents[level]) for level in (1, 0)]
 _END_TIMEOUT = 5.0
 """Seconds that the fork server has to kill a supervisor, or to end."""

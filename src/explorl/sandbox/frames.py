@@ -101,14 +101,12 @@ class FrameReader:
             raise EOFError("the other process closed the connection")
 
 
-class Channel(FrameReader):
-    """A connection to another process that is read and written without waiting."""
+class FrameWriter:
+    """Sends messages without waiting for the other process."""
 
-    def __init__(self, reading: int, writing: int, most: int = 1 << 40) -> None:
-        """Use these two descriptors, which may be the same."""
-        super().__init__(reading, most)
-        os.set_blocking(writing, False)
-        self.writing, self._left = writing, bytearray()
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self.writing, self._left = descriptor, bytearray()
 
     @property
     def has_more_to_send(self) -> bool:
@@ -128,3 +126,12 @@ class Channel(FrameReader):
             pass
         except OSError:  # the other process has ended, which reading will show
             self._left.clear()
+
+
+class Channel(FrameReader, FrameWriter):
+    """A connection to another process."""
+
+    def __init__(self, reading: int, writing: int, most: int = 1 << 40) -> None:
+        """Use these two descriptors, which may be the same."""
+        FrameReader.__init__(self, reading, most)
+        FrameWriter.__init__(self, writing)

@@ -16,9 +16,8 @@ from typing import Any, Literal
 from explorl.core.text import clean
 from explorl.sandbox.codec import LOAD_BYTES
 from explorl.sandbox.fork_client import ForkServerDied
-from explorl.sandbox.interpreter import Call, Interpreter
+from explorl.sandbox.interpreter import RESTARTED, Call, CellResult, CellStatus, Interpreter, InterpreterLimits
 from explorl.sandbox.interpreter_process import InterpreterProcess
-from explorl.sandbox.interpreter_results import RESTARTED, CellResult, CellStatus, InterpreterLimits
 from explorl.sandbox.process_group import ProcessGroup
 from explorl.sandbox.programs import SandboxError, isolating_layers
 from explorl.sandbox.usage import wall_limit
@@ -170,7 +169,7 @@ class InterpreterPool:
         if process is not None and process.state == "idle":
             interpreter._running = interpreter._waiting.popleft()
             load = 1 + len(self._processes) // self._cores
-            process.expect_answer("busy", load * wall_limit(self.limits.seconds) + _GRACE)
+            process.mark_busy(load * wall_limit(self.limits.seconds) + _GRACE)
             source = interpreter._running.source.encode(errors="surrogatepass")
             self._processes.send(process, load.to_bytes(LOAD_BYTES, "big") + source)
 

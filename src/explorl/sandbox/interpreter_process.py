@@ -5,10 +5,9 @@ from __future__ import annotations
 import marshal
 import math
 import socket
-import time
 import weakref
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from explorl.sandbox.fork_client import ForkServerDied, fork_server_client
 from explorl.sandbox.frames import Channel
@@ -18,7 +17,6 @@ from explorl.sandbox.scratch import working_folder
 if TYPE_CHECKING:
     from explorl.sandbox.interpreter import Interpreter
 
-State = Literal["waiting", "starting", "idle", "busy", "ended"]
 _MAX_MESSAGE = 1 << 26
 """Most bytes of a message; a longer length means that the data is not a message."""
 
@@ -29,7 +27,6 @@ class InterpreterProcess(AnsweringProcess):
     """A supervisor with its interpreter. Ends with `close`, with the fork server, or with this process."""
 
     def __init__(self) -> None:
-        self.state: State = "waiting"
         self._owner: weakref.ref[Interpreter] | None = None
         self._folder = ExitStack()
         self._sockets: tuple[socket.socket, ...] = ()
@@ -57,16 +54,8 @@ class InterpreterProcess(AnsweringProcess):
             self._sockets = fork_server_client.start_interpreter()  # in a new server
         descriptor = self._sockets[0].fileno()
         self.channel = Channel(descriptor, descriptor, _MAX_MESSAGE)
-        self.expect_answer("starting", seconds)
+        self.mark_started(seconds)
         self.channel.send(marshal.dumps({"limits": limits, "layers": layers, "folder": folder, "entry_point": None}))
-
-    def expect_answer(self, state: State, seconds: float) -> None:
-        """Store that it has something to do, and by when it must have answered."""
-        self.state, self.deadline = state, time.monotonic() + seconds
-
-    def mark_idle(self, state: State = "idle") -> None:
-        """Store that it has answered and waits for the next call."""
-        self.state, self.deadline = state, math.inf
 
     def close(self) -> None:
         """Kill the process and remove its working folder."""
@@ -79,6 +68,6 @@ class InterpreterProcess(AnsweringProcess):
         _FORGOTTEN.append(self._folder)
 
     def _close_sockets(self) -> None:
-        self.mark_idle("ended")
+        self.state, self.deadline = "ended", math.inf
         for connection in self._sockets:
             connection.close()

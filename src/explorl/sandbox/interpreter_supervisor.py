@@ -23,7 +23,7 @@ from contextlib import suppress
 
 from explorl.sandbox import linux
 from explorl.sandbox.codec import LOAD_BYTES, describe_error
-from explorl.sandbox.frames import frame, receive, send_json
+from explorl.sandbox.frames import FrameWriter, receive, send_json
 from explorl.sandbox.interpreter_child import OUTPUT, RAISED, SUCCEEDED, TOKEN, serve
 from explorl.sandbox.supervised import (
     CALLS,
@@ -105,16 +105,17 @@ class _Interpreter(Supervised):  # pragma: no cover
         self._limits = request["limits"]
         restrict_supervisor(request)
         nothing = os.memfd_create("stdin")
-        calls, self._calls = os.pipe()
+        calls, calls_out = os.pipe()
         self._replies, replies = os.pipe()
         self._output, output = os.pipe()
         orders, self._orders = os.pipe()
-        for descriptor in (self._calls, self._replies, self._output):
-            os.set_blocking(descriptor, False)
         theirs = {0: nothing, 1: output, 2: output, CALLS: calls, REPLIES: replies, OUTPUT: output}
         super().__init__(request, server, theirs, serve, init_main=lambda interpreter: _run_init(interpreter, orders))
         for descriptor in {*theirs.values(), orders}:
             os.close(descriptor)
+        self._calls = FrameWriter(calls_out)
+        for descriptor in (self._replies, self._output):
+            os.set_blocking(descriptor, False)
         self.stop()
 
     def stop(self) -> None:
@@ -129,7 +130,7 @@ class _Interpreter(Supervised):  # pragma: no cover
         budget = Budget(self.usage, self._limits["seconds"], load, disk=self.disk)
         self._order(_CONTINUE)
         token = os.urandom(TOKEN)
-        reply = self._exchange(frame(token + source), output, budget)
+        reply = self._exchange(token, source, output, budget)
         is_full = self.disk is not None and self.disk.is_exceeded()  # also after a cell too short for a check
         if reply == token + SUCCEEDED and not is_full:
             status = "ok"
@@ -159,26 +160,30 @@ class _Interpreter(Supervised):  # pragma: no cover
             else:
                 os.kill(self.pids[0], signal.SIGSTOP if order == _STOP else signal.SIGCONT)
 
-    def _exchange(self, message: bytes, output: TruncatedOutput, budget: Budget) -> bytes:
+    def _exchange(self, token: bytes, source: bytes, output: TruncatedOutput, budget: Budget) -> bytes:
         """Send the call and read the output; return the start of a reply, incomplete if there is none in time."""
-        left = memoryview(message)
-        reply = b""
+        reply = b""  # not a frame: of this length, whatever the interpreter writes
+        self._calls.send(token + source)
         poll = select.poll()
         for descriptor in (self._replies, self._output):
             poll.register(descriptor, select.POLLIN)
-        poll.register(self._calls, select.POLLOUT)
+        if self._calls.has_more_to_send:
+            poll.register(self._calls.writing, select.POLLOUT)
         poll.register(0, 0)  # a hangup is always reported
         while len(reply) < TOKEN + 1 and not budget.is_exceeded:
             ready = dict(poll.poll(budget.seconds_to_check * 1000))
             if 0 in ready:
                 self.end()
                 os._exit(0)
-            if self._calls in ready:
-                left = left[_write_some(self._calls, left) :]
-                if not left or ready[self._calls] & select.POLLERR:
-                    poll.unregister(self._calls)
-            if self._output in ready and not self._read_output(output):
-                poll.unregister(self._output)
+            if self._calls.writing in ready:
+                self._calls.flush()
+                if not self._calls.has_more_to_send:
+                    poll.unregister(self._calls.writing)
+            if self._output in ready:
+                data = os.read(self._output, 1 << 16)
+                output.add(data)
+                if not data:
+                    poll.unregister(self._output)
             if self._replies in ready:
                 part = os.read(self._replies, TOKEN + 1 - len(reply))
                 if not part:
@@ -186,12 +191,6 @@ class _Interpreter(Supervised):  # pragma: no cover
                 reply += part
             budget.check()
         return reply
-
-    def _read_output(self, output: TruncatedOutput) -> bool:
-        """Read what is in the pipe; return False at its end."""
-        data = os.read(self._output, 1 << 16)
-        output.add(data)
-        return bool(data)
 
     def _pending_output(self) -> bytes:
         """Return what is in the pipe now, and no more: processes that the cell started may still be writing."""
@@ -202,15 +201,6 @@ class _Interpreter(Supervised):  # pragma: no cover
         poll = select.poll()
         poll.register(self._replies, 0)
         return bool(poll.poll(0))
-
-
-def _write_some(descriptor: int, data: memoryview) -> int:  # pragma: no cover
-    try:
-        return os.write(descriptor, data)
-    except BlockingIOError:
-        return 0
-    except OSError:  # the reader has closed the pipe
-        return len(data)
 
 
 def _run_init(interpreter: int, orders: int) -> NoReturn:  # pragma: no cover

@@ -15,7 +15,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,22 +25,14 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from explorl.core.text import clean
+from explorl.sandbox import fork_client
 from explorl.sandbox.frames import Channel
 from explorl.sandbox.isolated_call_worker import MAX_REPLY
 from explorl.sandbox.process_group import AnsweringProcess, ProcessGroup
 from explorl.sandbox.programs import SandboxError, capabilities, check_limits
 
-BOOTSTRAP = """
-import sys, types
-folder = sys.argv[1]
-for name in ("", ".sandbox", ".tasks"):
-    sys.modules["explorl" + name] = types.ModuleType("explorl" + name)
-    sys.modules["explorl" + name].__path__ = [folder + name.replace(".", "/")]
-from explorl.sandbox.isolated_call_worker import main
-main()
-"""
-"""Imports the worker's module by its name without the packages around it, which would import torch."""
-_FOLDER = str(Path(__file__).resolve().parents[1])
+_BOOTSTRAP = fork_client.bootstrap("isolated_call_worker")
+_FOLDERS = [*fork_client._FOLDERS, str(Path(__file__).resolve().parents[1] / "tasks")]
 _START_LIMIT = 120.0  # importing sympy from a cold network disk
 _START_ATTEMPTS = 3
 _WALL_FACTOR = 10
@@ -92,7 +83,7 @@ class IsolatedFunction:
         if workers is not None and workers < 1:
             raise ValueError(f"workers={workers}: give 1 or more, or None for one per core, at most 8")
         self.function, self.setup = function, setup
-        self.workers = min(len(_available_cores()), 8) if workers is None else workers
+        self.workers = min(_core_count(), 8) if workers is None else workers
         self.limits = limits or IsolationLimits()
         self._workers: ProcessGroup[_Worker] = ProcessGroup()
         self._failed_starts = 0
@@ -145,21 +136,22 @@ class IsolatedFunction:
             while len(self._workers) < min(self.workers, len(encoded) - len(replies)):
                 self._add_worker()
             for worker in self._pool:
-                if waiting and worker.is_idle:
-                    index = waiting.popleft()
-                    worker.expect_reply(index, self.limits.seconds)
-                    self._workers.send(worker, repr(self.limits.seconds).encode(), *encoded[index])
+                if waiting and worker.state == "idle":
+                    worker.index = waiting.popleft()
+                    worker.mark_busy(_WALL_FACTOR * self.limits.seconds + _GRACE)
+                    self._workers.send(worker, repr(self.limits.seconds).encode(), *encoded[worker.index])
             for worker, reply in self._wait_for_workers():
                 if isinstance(reply, IsolatedResult):
                     self._failed_starts = 0
                     if worker.index is not None:
                         replies[worker.index] = reply
+                    worker.index = None
                     worker.mark_idle()
                     continue
                 self._workers.remove(worker)
                 worker.kill()
                 self._add_worker()
-                if worker.is_idle:  # killed from outside
+                if worker.state == "idle":  # killed from outside
                     continue
                 if worker.index is None:
                     self._failed_starts += 1
@@ -185,8 +177,8 @@ class IsolatedFunction:
         self._workers.add(_Worker(self.function, self.setup, self.limits))
 
 
-def _available_cores() -> Sequence[int]:
-    return list(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
+def _core_count() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @lru_cache(maxsize=1)
@@ -215,7 +207,7 @@ class _Worker(AnsweringProcess):
     def __init__(self, function: str, setup: Any, limits: IsolationLimits) -> None:
         # A random hash seed would make sympy order terms randomly. -s -S -P: the path is set below.
         self._process = subprocess.Popen(
-            [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", BOOTSTRAP, _FOLDER],
+            [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", _BOOTSTRAP, *_FOLDERS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -231,8 +223,7 @@ class _Worker(AnsweringProcess):
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.channel = Channel(self._process.stdout.fileno(), self._process.stdin.fileno())
-        self.deadline = time.monotonic() + _START_LIMIT
-        self.is_idle = False
+        self.mark_started(_START_LIMIT)
         self.index: int | None = None
         cpu = math.ceil(limits.seconds) + 1
         resources = {
@@ -251,15 +242,6 @@ class _Worker(AnsweringProcess):
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    def expect_reply(self, index: int, seconds: float) -> None:
-        """Store that the worker has a message, and by when it must have replied."""
-        self.index, self.is_idle = index, False
-        self.deadline = time.monotonic() + _WALL_FACTOR * seconds + _GRACE
-
-    def mark_idle(self) -> None:
-        """Store that the worker waits for the next message."""
-        self.index, self.is_idle, self.deadline = None, True, math.inf
 
     def parse(self, frame: bytes) -> IsolatedResult | str:
         """Return the result that the worker has sent, or why it could not start."""

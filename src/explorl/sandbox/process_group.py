@@ -19,8 +19,21 @@ class AnsweringProcess:
     """A process with the connection to it."""
 
     channel: Channel
+    state: Literal["waiting", "starting", "idle", "busy", "ended"] = "waiting"
     deadline = math.inf
     """The time of `time.monotonic` by which it must have answered; infinite while it has nothing to do."""
+
+    def mark_started(self, seconds: float) -> None:
+        """Store that it starts, and how long it may take to say that it has."""
+        self.state, self.deadline = "starting", time.monotonic() + seconds
+
+    def mark_busy(self, seconds: float) -> None:
+        """Store that it has a message, and how long it may take to answer."""
+        self.state, self.deadline = "busy", time.monotonic() + seconds
+
+    def mark_idle(self) -> None:
+        """Store that it has answered and waits for the next message."""
+        self.state, self.deadline = "idle", math.inf
 
     def is_late(self) -> bool:
         """Return True if it should not be waited for any longer."""
@@ -52,7 +65,8 @@ class ProcessGroup(dict[int, P]):
     def send(self, process: P, *messages: bytes) -> None:
         """Send messages; `messages` sends what there is no room for yet."""
         process.channel.send(*messages)
-        self._selector.modify(process.channel.fileno(), _events(process), process)
+        if process.channel.has_more_to_send:
+            self._selector.modify(process.channel.fileno(), _events(process), process)
 
     def seconds_to_deadline(self) -> float:
         """Return the seconds until the first process is late."""
@@ -70,7 +84,8 @@ class ProcessGroup(dict[int, P]):
         """
         for key, events in self._selector.select(0):
             if events & selectors.EVENT_WRITE and self._holds(key.data):
-                self.send(key.data)
+                key.data.channel.flush()
+                self._selector.modify(key.fd, _events(key.data), key.data)
             if events & selectors.EVENT_READ:
                 yield from self.messages_of(key.data)
         if time.monotonic() >= self._next_check:

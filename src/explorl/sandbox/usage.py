@@ -11,9 +11,12 @@ from itertools import chain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import TypeVar
 
     from explorl.sandbox.disk import DiskQuota
+
+    T = TypeVar("T")
 
 
 def wall_limit(seconds: float) -> float:
@@ -90,26 +93,21 @@ class Usage:
         return user + system, children_user + children_system
 
     def _read(self, path: str) -> bytes:
+        return self._open(path, lambda descriptor: os.read(descriptor, 1 << 14)) or b""
+
+    def _listed(self, path: str) -> list[str]:
+        return self._open(path, os.listdir) or []
+
+    def _open(self, path: str, read: Callable[[int], T]) -> T | None:
+        """Return what is read from a file or folder of /proc; None if its process has ended."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
         except OSError:
-            return b""
+            return None
         try:
-            return os.read(descriptor, 1 << 14)
+            return read(descriptor)
         except OSError:
-            return b""
-        finally:
-            os.close(descriptor)
-
-    def _listed(self, path: str) -> list[str]:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
-        except OSError:
-            return []
-        try:
-            return os.listdir(descriptor)
-        except OSError:
-            return []
+            return None
         finally:
             os.close(descriptor)
 
