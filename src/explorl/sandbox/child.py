@@ -39,7 +39,7 @@ from explorl.sandbox.supervised import (
     restrict_supervisor,
     wake_on_child_exit,
 )
-from explorl.sandbox.usage import Budget
+from explorl.sandbox.usage import UsageBudget
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _watch(request: dict[str, Any], program: _Program) -> dict[str, Any]:  # pra
     start = time.monotonic()
     result: dict[str, Any] = {}
     limits = request["limits"]
-    budget = Budget(program.usage, limits["seconds"], processor_seconds=limits["cpu_seconds"], disk=program.disk)
+    budget = UsageBudget(program.usage, limits["seconds"], processor_seconds=limits["cpu_seconds"], disk=program.disk)
     verdict = None if program.verdict is None else FrameReader(program.verdict, MAX_FRAME)
     events = wake_on_child_exit() if verdict is None else verdict.fileno()
     poll = select.poll()

@@ -35,7 +35,7 @@ from explorl.sandbox.supervised import (
     restrict_supervisor,
     wake_on_child_exit,
 )
-from explorl.sandbox.usage import Budget
+from explorl.sandbox.usage import UsageBudget
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class _Interpreter(Supervised):  # pragma: no cover
         start = time.monotonic()
         output = TruncatedOutput(self._limits["output"])
         self.usage.update()
-        budget = Budget(self.usage, self._limits["seconds"], load, disk=self.disk)
+        budget = UsageBudget(self.usage, self._limits["seconds"], load, disk=self.disk)
         self._order(_CONTINUE)
         token = os.urandom(TOKEN)
         reply = self._exchange(token, source, output, budget)
@@ -160,7 +160,7 @@ class _Interpreter(Supervised):  # pragma: no cover
             else:
                 os.kill(self.pids[0], signal.SIGSTOP if order == _STOP else signal.SIGCONT)
 
-    def _exchange(self, token: bytes, source: bytes, output: TruncatedOutput, budget: Budget) -> bytes:
+    def _exchange(self, token: bytes, source: bytes, output: TruncatedOutput, budget: UsageBudget) -> bytes:
         """Send the call and read the output; return the start of a reply, incomplete if there is none in time."""
         reply = b""  # not a frame: of this length, whatever the interpreter writes
         self._calls.send(token + source)

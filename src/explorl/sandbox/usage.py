@@ -112,7 +112,7 @@ class Usage:
             os.close(descriptor)
 
 
-class Budget:
+class UsageBudget:
     """What a program or a call may use from now on: time, measured as by `Usage`, and the disk if it is the host's.
 
     With ``load`` interpreters per processor a call may wait that many times longer for one; this time does not count.
