@@ -180,6 +180,7 @@ def _read_reply(
     reader: FrameReader, child: int, start: float, seconds: float, wall: float
 ) -> bytes | None:  # pragma: no cover
     """Return the child's reply; empty if there is none, None if the time is up. Exit if the host has ended."""
+    reply = b""
     poll = select.poll()
     poll.register(reader, select.POLLIN)
     poll.register(0, 0)  # a hangup is always reported
@@ -188,9 +189,11 @@ def _read_reply(
             os.kill(child, signal.SIGKILL)
             os._exit(0)
         try:
-            for reply in reader.messages():
-                return reply
-        except (EOFError, ValueError):
+            for message in reader.messages():
+                reply = message
+        except EOFError:  # its memory is gone too, so that this process's pages are not copied when they change
+            return reply
+        except ValueError:
             return b""
         if _cpu_time(child) > seconds or time.monotonic() - start > wall:
             return None
