@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from explorl.sandbox import interpreter_pool, interpreter_process, programs
 from explorl.sandbox.fork_client import ForkServerDied, fork_server_client
-from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
+from explorl.sandbox.interpreter import RESTARTED, Interpreter, InterpreterLimits
 from explorl.sandbox.interpreter_child import compile_cell, format_error
 from explorl.sandbox.interpreter_pool import InterpreterPool
-from explorl.sandbox.interpreter_results import RESTARTED
-from explorl.sandbox.interpreter_supervisor import CallBudget, TruncatedOutput
+from explorl.sandbox.interpreter_supervisor import TruncatedOutput
 from explorl.sandbox.programs import Guarantees, SandboxError
+from explorl.sandbox.usage import UsageBudget
 from tests.sandbox.support import PERMITTED, alive, children, descendants, eventually, fork_server_pid, script
 
 
@@ -410,7 +410,7 @@ def test_time_in_a_crowd(
 ) -> None:
     """One second of its own, of processors, and 4 · 1 + 2 on the clock; more on the clock where others wait too."""
     usage = Counted(knows_waiting=knows_waiting)
-    limit = CallBudget(usage, 1.0, load)  # type: ignore[arg-type]
+    limit = UsageBudget(usage, 1.0, load)  # type: ignore[arg-type]
     usage.time, usage.processor, usage.clock = 100 + time, 100 + processor, 100 + clock
     limit._next_check = 0.0
     limit.check()

@@ -286,6 +286,16 @@ def test_a_killed_worker_is_replaced(judges: Callable[..., IsolatedFunction]) ->
     assert judge._pool[0].pid != first
 
 
+def test_killed_workers_that_had_nothing_to_do_are_replaced(judges: Callable[..., IsolatedFunction]) -> None:
+    judge = judges(workers=4)
+    judge.call_many(["value = 1"] * 4)
+    for worker in judge._pool[1:]:
+        os.kill(worker.pid, signal.SIGKILL)
+        worker._process.wait()
+    assert one(judge, "import time; time.sleep(0.3); value = 2").value == 2
+    assert [reply.value for reply in judge.call_many(["value = 3"] * 4)] == [3] * 4
+
+
 def test_a_message_whose_worker_is_killed_twice_has_crashed(judges: Callable[..., IsolatedFunction]) -> None:
     judge = judges(limits=IsolationLimits(seconds=30))
     killed: list[int] = []

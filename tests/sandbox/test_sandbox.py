@@ -18,18 +18,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from explorl.sandbox import fork_client, programs
-from explorl.sandbox.child import (
-    _status,
-    describe_error,
-    normal_form,
-    receive,
-    receive_json,
-    send,
-    send_json,
-    to_exception,
-)
-from explorl.sandbox.codec import decode, encode
+from explorl.sandbox.child import _status, normal_form, to_exception
+from explorl.sandbox.codec import decode, describe_error, encode
 from explorl.sandbox.fork_client import fork_server_client
+from explorl.sandbox.frames import receive, receive_json, send, send_json
 from explorl.sandbox.programs import (
     Guarantees,
     ProgramLimits,

@@ -63,4 +63,13 @@ def decode(data: Any) -> Any:
     raise ValueError(f"no type {name!r}")
 
 
+def describe_error(error: BaseException) -> str:
+    """Return the error as ``AssertionError: text``, or only its name if it has no text."""
+    try:
+        text = str(error)[:1000]
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (bytes, bytearray, tuple, set, frozenset, complex, range)}

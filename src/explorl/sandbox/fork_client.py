@@ -17,21 +17,30 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
+from explorl.sandbox.frames import Channel
 from explorl.sandbox.scratch import remove_leftover_folders
 
-BOOTSTRAP = """
+
+def bootstrap(module: str) -> str:
+    """Return a program that runs ``main`` of a module of this package without the packages around it.
+
+    They would import torch. Its arguments are their folders.
+    """
+    return f"""
 import sys, types
-for name, path in zip(("explorl", "explorl.sandbox"), sys.argv[1:]):
+for name, path in zip(("explorl", "explorl.sandbox", "explorl.tasks"), sys.argv[1:]):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
-from explorl.sandbox.fork_server import main
+from explorl.sandbox.{module} import main
 main()
 """
-"""Imports the server's module by its name without the packages around it, which would import torch."""
+
+
+BOOTSTRAP = bootstrap("fork_server")
 _FOLDERS = [str(Path(__file__).resolve().parents[level]) for level in (1, 0)]
 _END_TIMEOUT = 5.0
 """Seconds that the fork server has to kill a supervisor, or to end."""
@@ -48,28 +57,33 @@ class ForkServerClient:
         self._lock = threading.RLock()
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
-    def run_program(self, message: bytes, seconds: float) -> tuple[int, bytes, bytes]:
-        """Send a message to a new supervisor; return its exit status (negative: a signal), answer and standard error.
+    def run_program(self, messages: Sequence[bytes], seconds: float) -> tuple[int, bytes, bytes]:
+        """Send messages to a new supervisor; return its exit status (negative: a signal), answer and standard error.
 
-        The first eight bytes of an answer are its length. A supervisor that has sent all of it is not waited for: the
-        kernel takes milliseconds to remove its namespaces. Raise TimeoutError after ``seconds``, when the supervisor
-        and its process group have been killed, and `ForkServerDied` if the server has died.
+        A supervisor that has sent its answer is not waited for: the kernel takes milliseconds to remove its namespaces.
+        Raise TimeoutError after ``seconds``, when the supervisor and its process group have been killed, and
+        `ForkServerDied` if the server has died.
         """
+        deadline = time.monotonic() + seconds
         with ExitStack() as stack:
             with self._lock:
-                (stdin_reader, stdin_writer), (out, answer), (err, errors) = (_pipe(stack) for _ in range(3))
-                sent = (stdin_reader, answer, errors)
+                (stdin, requests), (answers, stdout), (errors, stderr) = (_pipe(stack) for _ in range(3))
+                sent = (stdin, stdout, stderr)
                 process, control_socket = self._fork_supervisor(b"program", [end.fileno() for end in sent])
                 stack.enter_context(control_socket)
                 for end in sent:
                     end.close()
+            channel = Channel(answers.fileno(), requests.fileno())
+            channel.send(*messages)
             try:
-                return _exchange(message, stdin_writer, out, err, control_socket, time.monotonic() + seconds)
+                code, answer = _wait_for_answer(channel, control_socket, deadline)
             except (EOFError, ConnectionError):
                 raise ForkServerDied(self._end_server(process)) from None
             except BaseException:
                 self._kill_supervisor(process, control_socket)
                 raise
+            os.set_blocking(errors.fileno(), False)
+            return code, answer, errors.read(1 << 16) or b""
 
     def start_interpreter(self) -> tuple[socket.socket, socket.socket]:
         """Start a supervisor of an interpreter; return its message socket and its control socket.
@@ -169,61 +183,40 @@ def _pipe(stack: ExitStack) -> tuple[BinaryIO, BinaryIO]:
     return stack.enter_context(open(reading, "rb", 0)), stack.enter_context(open(writing, "wb", 0))
 
 
-def _exchange(
-    message: bytes, stdin_writer: BinaryIO, out: BinaryIO, err: BinaryIO, control_socket: socket.socket, deadline: float
-) -> tuple[int, bytes, bytes]:
-    """Write the message and read until there is a whole answer, or the server reports that the supervisor has ended.
+def _wait_for_answer(channel: Channel, control_socket: socket.socket, deadline: float) -> tuple[int, bytes]:
+    """Return a supervisor's answer, or its exit status if it has ended without one.
 
     The ends of the pipes are not waited for: another thread may have forked this process, and the copy holds them open.
     """
-    received = {out.fileno(): bytearray(), err.fileno(): bytearray()}
-    left = memoryview(message)
     poll = select.poll()
-    poll.register(control_socket, select.POLLIN)
-    poll.register(stdin_writer, select.POLLOUT)
-    for end in (stdin_writer, out, err):
-        os.set_blocking(end.fileno(), False)
-    for end in (out, err):
-        poll.register(end, select.POLLIN)
+    for descriptor in (control_socket, channel):
+        poll.register(descriptor, select.POLLIN)
+    if channel.has_more_to_send:
+        poll.register(channel.writing, select.POLLOUT)
+    code = None
     while True:
         remaining = deadline - time.monotonic()
-        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, remaining) * 1000)}
+        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, remaining) * 1000 if code is None else 0)}
         if remaining <= 0:
             raise TimeoutError
-        if not stdin_writer.closed and stdin_writer.fileno() in ready:
-            with suppress(BlockingIOError):
-                try:
-                    left = left[os.write(stdin_writer.fileno(), left) :]
-                except BrokenPipeError:
-                    left = left[:0]
-            if not left:
-                poll.unregister(stdin_writer)
-                stdin_writer.close()
-        for descriptor in ready & received.keys():
-            if not _drain(descriptor, received[descriptor]):
-                poll.unregister(descriptor)
-        code = None
+        if channel.writing in ready:
+            channel.flush()
+            if not channel.has_more_to_send:
+                poll.unregister(channel.writing)
         if control_socket.fileno() in ready:
             status = control_socket.recv(64)
             if not status:
                 raise EOFError
             code = os.waitstatus_to_exitcode(int(status))
-            for descriptor, content in received.items():
-                _drain(descriptor, content)
-        answer = received[out.fileno()]
-        if len(answer) >= 8 and len(answer) - 8 >= int.from_bytes(answer[:8], "big"):
-            code = 0
-        if code is not None:
-            return code, bytes(answer[8:]), bytes(received[err.fileno()])
-
-
-def _drain(descriptor: int, content: bytearray) -> bool:
-    """Add to ``content`` what can be read now; return True if there may be more later."""
-    with suppress(BlockingIOError):
-        while part := os.read(descriptor, 1 << 16):
-            content += part
-        return False
-    return True
+            poll.unregister(control_socket)
+        if channel.fileno() in ready:
+            try:
+                for message in channel.messages():
+                    return 0, message
+            except (EOFError, ValueError):
+                poll.unregister(channel)
+        elif code is not None:
+            return code, b""
 
 
 fork_server_client = ForkServerClient()

@@ -12,21 +12,18 @@ import select
 from contextlib import suppress
 
 from explorl.sandbox import child, interpreter_supervisor, linux
-from explorl.sandbox.codec import decode, encode
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from explorl.sandbox.codec import decode, describe_error, encode
+from explorl.sandbox.supervised import reap, set_descriptors, wake_on_child_exit
 
 
-def main() -> None:  # pragma: no cover (another process)
+def main() -> None:  # pragma: no cover
     """Serve until the client ends; in each fork, supervise a program or an interpreter."""
     server = os.getpid()
     module = interpreter_supervisor if serve() == b"interpreter" else child
     module.supervise(server)
 
 
-def serve() -> bytes:  # pragma: no cover (another process)
+def serve() -> bytes:  # pragma: no cover
     """Fork a supervisor for each message on standard input, a socket; return the message in the fork.
 
     A message brings four descriptors: the supervisor's standard three and its control socket. When the other end of the
@@ -40,14 +37,11 @@ def serve() -> bytes:  # pragma: no cover (another process)
     linux.allow_open_files()
     linux.prctl(linux.PR_SET_DUMPABLE, 0)  # programs of the same user must not debug it or its supervisors
     server_socket = socket.socket(fileno=0)
-    wake_in, wake_out = os.pipe()
-    os.set_blocking(wake_out, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+    child_exits = wake_on_child_exit()
     sockets_by_pid: dict[int, int] = {}  # the control socket of each supervisor
     pids_by_socket: dict[int, int] = {}  # the supervisor of each control socket that is still polled
     poll = select.poll()
-    for descriptor in (0, wake_in):
+    for descriptor in (0, child_exits):
         poll.register(descriptor, select.POLLIN)
     while True:
         ready = {descriptor for descriptor, _ in poll.poll()}
@@ -55,9 +49,9 @@ def serve() -> bytes:  # pragma: no cover (another process)
         for control_socket in ready & pids_by_socket.keys():
             poll.unregister(control_socket)
             _kill_group(pids_by_socket.pop(control_socket))
-        if wake_in in ready:
-            os.read(wake_in, 4096)
-            for pid, code in _reap():
+        if child_exits in ready:
+            os.read(child_exits, 4096)
+            for pid, code in reap():
                 control_socket = sockets_by_pid.pop(pid)
                 if pids_by_socket.pop(control_socket, None):
                     poll.unregister(control_socket)
@@ -73,7 +67,7 @@ def serve() -> bytes:  # pragma: no cover (another process)
             try:
                 pid = os.fork()
             except OSError as error:
-                os.write(standard[2], child.describe_error(error).encode())
+                os.write(standard[2], describe_error(error).encode())
                 _send_status(control_socket, 1 << 8)
             else:
                 if pid == 0:
@@ -85,12 +79,12 @@ def serve() -> bytes:  # pragma: no cover (another process)
     server_socket.detach()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    child.set_descriptors(dict(enumerate(standard)))
+    set_descriptors(dict(enumerate(standard)))
     os.setsid()
     return message
 
 
-def _warm_up() -> None:  # pragma: no cover (another process)
+def _warm_up() -> None:  # pragma: no cover
     """Fill the interpreter's caches by doing what supervisors do, and import what programs often import.
 
     No module that draws random numbers when it is imported: all programs would have the same ones.
@@ -109,7 +103,7 @@ def _warm_up() -> None:  # pragma: no cover (another process)
 
 def _receive_request(
     server_socket: socket.socket,
-) -> tuple[bytes, list[int]] | None:  # pragma: no cover (another process)
+) -> tuple[bytes, list[int]] | None:  # pragma: no cover
     """Return the next message and its four descriptors; None at the end."""
     message, ancillary, _, _ = server_socket.recvmsg(64, socket.CMSG_SPACE(4 * 4))
     if not message:
@@ -121,25 +115,13 @@ def _receive_request(
     return message, descriptors
 
 
-def _reap() -> Iterator[tuple[int, int]]:  # pragma: no cover (another process)
-    """Yield the pid and the wait status of each child that has ended."""
-    while True:
-        try:
-            pid, code = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        yield pid, code
-
-
-def _send_status(control_socket: int, code: int) -> None:  # pragma: no cover (another process)
+def _send_status(control_socket: int, code: int) -> None:  # pragma: no cover
     with suppress(OSError):  # the client may have closed the socket
         os.write(control_socket, b"%d" % code)
     os.close(control_socket)
 
 
-def _kill_group(pid: int) -> None:  # pragma: no cover (another process)
+def _kill_group(pid: int) -> None:  # pragma: no cover
     """Kill a child and its process group. It has not been waited for, so its pid is still its own."""
     os.kill(pid, signal.SIGKILL)
     with suppress(ProcessLookupError):  # it may not have made a process group yet

@@ -14,14 +14,15 @@ import os
 import sys
 import traceback
 
-from explorl.sandbox.child import CALLS, MEMORY_EXIT, REPLIES, receive
+from explorl.sandbox.frames import receive, write_all
+from explorl.sandbox.supervised import CALLS, LAST, MEMORY_EXIT, REPLIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
     from typing import Any
 
-OUTPUT = 7
+OUTPUT = LAST
 """The descriptor that cells write to, also through descriptors 1 and 2 unless a cell closes them."""
 TOKEN = 16
 """Length of the random bytes at the start of a call and its reply; no process knows them before the call."""
@@ -29,7 +30,7 @@ SUCCEEDED, RAISED = b"+", b"-"
 """The last byte of a reply: the cell has finished or raised."""
 
 
-def serve(request: dict[str, Any], namespace: dict[str, Any]) -> None:  # pragma: no cover (another process)
+def serve(request: dict[str, Any], namespace: dict[str, Any]) -> None:  # pragma: no cover
     """Run cells for the supervisor until it closes the pipe."""
     vars(builtins).update(exit=_exit, quit=_exit)  # which otherwise need the module site
     sys.stdout = sys.stderr = None  # those of the fork server are closed
@@ -126,7 +127,7 @@ def _exit(code: object = None) -> None:
     raise SystemExit(code)
 
 
-def _restore_output() -> None:  # pragma: no cover (another process)
+def _restore_output() -> None:  # pragma: no cover
     """Open standard output and error again if the last cell closed them."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         try:
@@ -152,6 +153,4 @@ def _flush() -> None:
 
 
 def _write(text: str) -> None:
-    left = memoryview(text.encode(errors="backslashreplace"))
-    while left:
-        left = left[os.write(OUTPUT, left) :]
+    write_all(OUTPUT, text.encode(errors="backslashreplace"))

@@ -3,22 +3,22 @@ calls and results between them and the threads that poll."""
 
 from __future__ import annotations
 
-import math
+import json
 import os
-import select
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from types import TracebackType
+from typing import Any, Literal
 
 from explorl.core.text import clean
+from explorl.sandbox.codec import LOAD_BYTES
 from explorl.sandbox.fork_client import ForkServerDied
-from explorl.sandbox.interpreter import Call, Interpreter
+from explorl.sandbox.interpreter import RESTARTED, Call, CellResult, CellStatus, Interpreter, InterpreterLimits
 from explorl.sandbox.interpreter_process import InterpreterProcess
-from explorl.sandbox.interpreter_results import RESTARTED, CellResult, CellStatus, InterpreterLimits
+from explorl.sandbox.process_group import ProcessGroup
 from explorl.sandbox.programs import SandboxError, isolating_layers
 from explorl.sandbox.usage import wall_limit
 
@@ -26,9 +26,6 @@ _GRACE = 5.0
 """Seconds beyond the wall limit of a call that its supervisor has to answer."""
 _START_LIMIT = 60.0
 _START_ATTEMPTS = 3
-_MAX_WAIT = 3600.0
-_CHECK_INTERVAL = 0.02
-"""Seconds between two checks of all deadlines: there may be hundreds of processes, and polls should be cheap."""
 _EXPECTED_PER_CORE = 32
 """Most processes per processor that are started for expected interpreters."""
 
@@ -46,9 +43,8 @@ class InterpreterPool:
         self.limits, self.warm = limits or InterpreterLimits(), warm
         self._layers = isolating_layers(unisolated)
         self._lock = threading.RLock()
-        self._epoll = select.epoll()
-        self._processes: dict[int, InterpreterProcess] = {}
-        """All started processes by descriptor."""
+        self._processes: ProcessGroup[InterpreterProcess] = ProcessGroup()
+        """All started processes."""
         self._to_start: deque[InterpreterProcess] = deque()
         self._starting: set[InterpreterProcess] = set()
         self._spare: deque[InterpreterProcess] = deque()
@@ -56,10 +52,9 @@ class InterpreterPool:
         self._pending = 0
         self._finished = 0
         self._expected = 0
-        self._next_check = 0.0
         self._cores = len(os.sched_getaffinity(0))
         self._owner_process = os.getpid()
-        self._finalizer = weakref.finalize(self, _close, self._processes, self._epoll)
+        self._finalizer = weakref.finalize(self, _close, self._processes)
         _POOLS.add(self)
         with self._lock:
             self._refill()
@@ -92,12 +87,12 @@ class InterpreterPool:
             before = self._finished
         while True:
             with self._usable():
-                self._handle_events(self._epoll.poll(0))
-                finished, now = self._finished - before, time.monotonic()
-                if finished or not self._pending or now >= deadline:
+                self._handle_messages()
+                finished, remaining = self._finished - before, deadline - time.monotonic()
+                if finished or not self._pending or remaining <= 0:
                     return finished
-                wait = min(deadline, self._next_deadline()) - now
-            self._epoll.poll(min(max(0.0, wait), _MAX_WAIT))  # another thread may handle the event
+                remaining = min(remaining, self._processes.seconds_to_deadline())
+            self._processes.wait(remaining)  # another thread may handle the message
 
     def close(self) -> None:
         """End all interpreters."""
@@ -112,9 +107,7 @@ class InterpreterPool:
     def __enter__(self) -> InterpreterPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # The methods below are called with the lock held.
@@ -129,7 +122,7 @@ class InterpreterPool:
     def _assign_process(self, interpreter: Interpreter) -> None:
         """Assign a process to an interpreter: a spare one, or else a new one that has to start."""
         while self._spare and self._spare[0].state == "idle":
-            self._handle_message(self._spare[0])  # removes it if it has ended
+            self._handle(self._processes.messages_of(self._spare[0]))  # removes it if it has ended
             if self._spare and self._spare[0].state == "idle":
                 break
         if self._spare:
@@ -155,11 +148,10 @@ class InterpreterPool:
             try:
                 process.start(self.limits.for_supervisor(), self._layers, _START_LIMIT)
             except (ForkServerDied, OSError) as error:
-                self._handle_failed_start(process, str(error))
+                self._handle_lost_process(process, "killed", str(error))
                 continue
-            self._processes[process.fileno()] = process
+            self._processes.add(process)
             self._starting.add(process)
-            self._epoll.register(process.fileno(), select.EPOLLIN)
 
     def _queue(self, call: Call) -> None:
         self._pending += 1
@@ -177,43 +169,23 @@ class InterpreterPool:
         if process is not None and process.state == "idle":
             interpreter._running = interpreter._waiting.popleft()
             load = 1 + len(self._processes) // self._cores
-            process.call(interpreter._running.source, load, load * wall_limit(self.limits.seconds) + _GRACE)
-            if process.has_more_to_send:
-                self._epoll.modify(process.fileno(), select.EPOLLIN | select.EPOLLOUT)
+            process.mark_busy(load * wall_limit(self.limits.seconds) + _GRACE)
+            source = interpreter._running.source.encode(errors="surrogatepass")
+            self._processes.send(process, load.to_bytes(LOAD_BYTES, "big") + source)
 
-    def _handle_events(self, events: Iterable[tuple[int, int]]) -> None:
-        """Send and receive on the descriptors with events, and end late processes."""
-        for descriptor, event in events:
-            process = self._processes.get(descriptor)
-            if process is None:
-                continue
-            if event & select.EPOLLOUT:
-                process.flush()
-                if not process.has_more_to_send:
-                    self._epoll.modify(descriptor, select.EPOLLIN)
-            if event & ~select.EPOLLOUT:
-                self._handle_message(process)
-        if time.monotonic() >= self._next_check:
-            self._check_deadlines()
+    def _handle_messages(self) -> None:
+        """Send and receive what is possible now, and end late processes."""
+        self._handle(self._processes.messages())
         self._start_some()
 
-    def _check_deadlines(self) -> None:
-        now = time.monotonic()
-        self._next_check = now + _CHECK_INTERVAL
-        for process in list(self._processes.values()):
-            if process.deadline <= now:
-                self._handle_lost_process(process, "timeout")
-            elif process.is_abandoned:
-                self._end_process(process)
+    def _handle(self, messages: Iterable[tuple[InterpreterProcess, bytes | Literal["ended", "late"]]]) -> None:
+        for process, message in messages:
+            if isinstance(message, bytes):
+                self._handle_message(process, json.loads(message))
+            else:
+                self._handle_lost_process(process, "timeout" if message == "late" else "killed")
 
-    def _handle_message(self, process: InterpreterProcess) -> None:
-        try:
-            message = process.receive()
-        except (EOFError, ValueError):
-            self._handle_lost_process(process, "killed")
-            return
-        if message is None:
-            return
+    def _handle_message(self, process: InterpreterProcess, message: dict[str, Any]) -> None:
         interpreter, status = process.owner, message["status"]
         if status == "setup":
             self._handle_lost_process(process, "killed", clean(message["error"]))
@@ -238,7 +210,7 @@ class InterpreterPool:
     ) -> None:
         """End a process that has died or is late, and give its call a result."""
         interpreter = process.owner
-        was_starting = process.state == "starting"
+        was_starting = process.state in ("waiting", "starting")
         self._end_process(process)
         if interpreter is None:
             if process in self._spare:
@@ -252,17 +224,6 @@ class InterpreterPool:
         else:
             interpreter._variables_lost = True
         self._serve(interpreter)
-
-    def _handle_failed_start(self, process: InterpreterProcess, reason: str) -> None:
-        """Remove a process that could not be started, and try again if an interpreter waits for it."""
-        interpreter = process.owner
-        process.close()
-        if interpreter is None:
-            self._spare.remove(process)
-        else:
-            interpreter._process = None
-            self._retry(interpreter, reason)
-            self._serve(interpreter)
 
     def _retry(self, interpreter: Interpreter, reason: str) -> None:
         """Count a failed start; after some, the calls that wait for the interpreter get an error."""
@@ -311,31 +272,23 @@ class InterpreterPool:
     def _end_process(self, process: InterpreterProcess) -> None:
         self._starting.discard(process)
         if process.state not in ("waiting", "ended"):
-            self._processes.pop(process.fileno(), None)
-            self._epoll.unregister(process.fileno())
+            self._processes.remove(process)
         process.close()
-
-    def _next_deadline(self) -> float:
-        """Return the time of the next check for late processes."""
-        first = min((process.deadline for process in self._processes.values()), default=math.inf)
-        return max(first, self._next_check)
 
     def _forget(self) -> None:
         """Leave all processes to the parent, in a fork of this process."""
         for process in self._processes.values():
             process.forget()
-        self._processes.clear()
+        self._processes.close()
         self._starting.clear()
         self._finalizer.detach()
-        self._epoll.close()
 
 
-def _close(processes: dict[int, InterpreterProcess], epoll: select.epoll) -> None:
+def _close(processes: ProcessGroup[InterpreterProcess]) -> None:
     """End the processes of a pool that is closed, garbage-collected, or alive when this process exits."""
     for process in list(processes.values()):
         process.close()
-    processes.clear()
-    epoll.close()
+    processes.close()
 
 
 _POOLS: weakref.WeakSet[InterpreterPool] = weakref.WeakSet()

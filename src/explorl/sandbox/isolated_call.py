@@ -15,34 +15,24 @@ import math
 import os
 import subprocess
 import sys
-import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from explorl.core.text import clean
+from explorl.sandbox import fork_client
+from explorl.sandbox.frames import Channel
 from explorl.sandbox.isolated_call_worker import MAX_REPLY
-from explorl.sandbox.programs import SandboxError, capabilities
+from explorl.sandbox.process_group import AnsweringProcess, ProcessGroup
+from explorl.sandbox.programs import SandboxError, capabilities, check_limits
 
-BOOTSTRAP = """
-import sys, types
-folder = sys.argv[1]
-for name in ("", ".sandbox", ".tasks"):
-    sys.modules["explorl" + name] = types.ModuleType("explorl" + name)
-    sys.modules["explorl" + name].__path__ = [folder + name.replace(".", "/")]
-from explorl.sandbox.isolated_call_worker import main
-main()
-"""
-"""Imports the worker's module by its name without the packages around it, which would import torch."""
-_FOLDER = str(Path(__file__).resolve().parents[1])
+_BOOTSTRAP = fork_client.bootstrap("isolated_call_worker")
+_FOLDERS = [*fork_client._FOLDERS, str(Path(__file__).resolve().parents[1] / "tasks")]
 _START_LIMIT = 120.0  # importing sympy from a cold network disk
 _START_ATTEMPTS = 3
 _WALL_FACTOR = 10
@@ -75,10 +65,7 @@ class IsolationLimits:
     """Bytes of address space for one message."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                value = getattr(self, field.name)
-                raise ValueError(f"{field.name}={value!r}: give a positive number, like {field.default!r}")
+        check_limits(self)
 
 
 class IsolatedFunction:
@@ -96,9 +83,9 @@ class IsolatedFunction:
         if workers is not None and workers < 1:
             raise ValueError(f"workers={workers}: give 1 or more, or None for one per core, at most 8")
         self.function, self.setup = function, setup
-        self.workers = min(len(_available_cores()), 8) if workers is None else workers
+        self.workers = min(_core_count(), 8) if workers is None else workers
         self.limits = limits or IsolationLimits()
-        self._pool: list[_Worker] = []
+        self._workers: ProcessGroup[_Worker] = ProcessGroup()
         self._failed_starts = 0
         self._lock = Lock()
         self._process = os.getpid()
@@ -114,7 +101,7 @@ class IsolatedFunction:
         if trusted is not None:
             encoded = [(json.dumps(part).encode(), body) for part, (_, body) in zip(trusted, encoded, strict=True)]
         if self._process != os.getpid():  # pipes and lock belong to the parent
-            self._pool, self._lock, self._process = [], Lock(), os.getpid()
+            self._workers, self._lock, self._process = ProcessGroup(), Lock(), os.getpid()
         with self._lock:
             try:
                 return self._call(encoded)
@@ -127,15 +114,18 @@ class IsolatedFunction:
         if self._process == os.getpid():
             for worker in self._pool:
                 worker.kill()
-        self._pool = []
+            self._workers.close()
+        self._workers = ProcessGroup()
 
     def __enter__(self) -> IsolatedFunction:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def _pool(self) -> list[_Worker]:
+        return list(self._workers.values())
 
     def _call(self, encoded: Sequence[EncodedMessage]) -> list[IsolatedResult]:
         """Distribute the messages to the workers and return the results; retry a message once if its worker fails."""
@@ -143,56 +133,52 @@ class IsolatedFunction:
         crashed: set[int] = set()
         replies: dict[int, IsolatedResult] = {}
         while len(replies) < len(encoded):
-            while len(self._pool) < min(self.workers, len(encoded) - len(replies)):
-                self._pool.append(self._worker())
+            while len(self._workers) < min(self.workers, len(encoded) - len(replies)):
+                self._add_worker()
             for worker in self._pool:
-                if waiting and worker.is_idle:
-                    number = waiting.popleft()
-                    worker.submit(number, encoded[number], self.limits.seconds)
+                if waiting and worker.state == "idle":
+                    worker.index = waiting.popleft()
+                    worker.mark_busy(_WALL_FACTOR * self.limits.seconds + _GRACE)
+                    self._workers.send(worker, repr(self.limits.seconds).encode(), *encoded[worker.index])
             for worker, reply in self._wait_for_workers():
-                index = worker.index
                 if isinstance(reply, IsolatedResult):
                     self._failed_starts = 0
+                    if worker.index is not None:
+                        replies[worker.index] = reply
+                    worker.index = None
                     worker.mark_idle()
-                    if index is not None:
-                        replies[index] = reply
                     continue
-                self._replace(worker)
-                if index is None:
+                self._workers.remove(worker)
+                worker.kill()
+                self._add_worker()
+                if worker.state == "idle":  # killed from outside
+                    continue
+                if worker.index is None:
                     self._failed_starts += 1
                     if self._failed_starts >= _START_ATTEMPTS:
                         raise SandboxError(f"{self.function} did not start in {_START_ATTEMPTS} attempts: {reply}")
-                elif index not in crashed:
-                    crashed.add(index)  # its worker may have been killed from outside
-                    waiting.appendleft(index)
+                elif worker.index not in crashed:
+                    crashed.add(worker.index)  # its worker may have been killed from outside
+                    waiting.appendleft(worker.index)
                 else:
-                    replies[index] = IsolatedResult(error="crashed")
+                    replies[worker.index] = IsolatedResult(error="crashed")
         return [replies[index] for index in range(len(encoded))]
 
-    def _wait_for_workers(self) -> list[tuple[_Worker, IsolatedResult | str]]:
-        """Wait until workers have replied or failed; return each with its result or what went wrong."""
-        expected = [worker for worker in self._pool if not worker.is_idle]
-        seconds_left = min(worker.deadline for worker in expected) - time.monotonic()
-        readable = set(wait([worker.fileno() for worker in expected], max(seconds_left, 0.0)))
-        events: list[tuple[_Worker, IsolatedResult | str]] = []
-        for worker in expected:
-            if worker.fileno() in readable:
-                if (reply := worker.read()) is not None:
-                    events.append((worker, reply))
-            elif time.monotonic() >= worker.deadline:
-                events.append((worker, "its worker hung"))
-        return events
+    def _wait_for_workers(self) -> Iterator[tuple[_Worker, IsolatedResult | str]]:
+        """Wait until workers have replied or failed; yield each with its result or what went wrong."""
+        self._workers.wait(self._workers.seconds_to_deadline())
+        for worker, message in self._workers.messages():
+            if isinstance(message, bytes):
+                yield worker, worker.parse(message)
+            else:
+                yield worker, {"ended": "it ended", "late": "its worker hung"}[message]
 
-    def _worker(self) -> _Worker:
-        return _Worker(self.function, self.setup, self.limits)
-
-    def _replace(self, worker: _Worker) -> None:
-        worker.kill()
-        self._pool[self._pool.index(worker)] = self._worker()
+    def _add_worker(self) -> None:
+        self._workers.add(_Worker(self.function, self.setup, self.limits))
 
 
-def _available_cores() -> Sequence[int]:
-    return list(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
+def _core_count() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @lru_cache(maxsize=1)
@@ -215,13 +201,13 @@ def _layers() -> tuple[str, ...]:
     return layers
 
 
-class _Worker:
+class _Worker(AnsweringProcess):
     """One process, which takes one message at a time."""
 
     def __init__(self, function: str, setup: Any, limits: IsolationLimits) -> None:
         # A random hash seed would make sympy order terms randomly. -s -S -P: the path is set below.
         self._process = subprocess.Popen(
-            [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", BOOTSTRAP, _FOLDER],
+            [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", _BOOTSTRAP, *_FOLDERS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -236,10 +222,8 @@ class _Worker:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        self._received = bytearray()
-        self.deadline = time.monotonic() + _START_LIMIT
-        self.is_idle = False
+        self.channel = Channel(self._process.stdout.fileno(), self._process.stdin.fileno())
+        self.mark_started(_START_LIMIT)
         self.index: int | None = None
         cpu = math.ceil(limits.seconds) + 1
         resources = {
@@ -253,35 +237,14 @@ class _Worker:
             "limits": resources,
             "wall_factor": _WALL_FACTOR,
         }
-        self._send(json.dumps(settings).encode())
+        self.channel.send(json.dumps(settings).encode())
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def fileno(self) -> int:
-        return self._stdout.fileno()
-
-    def submit(self, index: int, body: EncodedMessage, seconds: float) -> None:
-        """Send a message to the idle worker."""
-        self.index, self.is_idle = index, False
-        self.deadline = time.monotonic() + _WALL_FACTOR * seconds + _GRACE
-        self._send(repr(seconds).encode(), *body)
-
-    def mark_idle(self) -> None:
-        """Store that the worker waits for the next message."""
-        self.index, self.is_idle = None, True
-
-    def read(self) -> IsolatedResult | str | None:
-        """Return its result, what went wrong, or None if the reply is not complete yet."""
-        chunk = os.read(self.fileno(), 1 << 16)
-        self._received += chunk
-        if not chunk:
-            return "it ended"
-        if len(self._received) < 8 or len(self._received) - 8 < int.from_bytes(self._received[:8], "big"):
-            return None
-        frame = bytes(self._received[8:])
-        self._received.clear()
+    def parse(self, frame: bytes) -> IsolatedResult | str:
+        """Return the result that the worker has sent, or why it could not start."""
         if self.index is None:
             state = json.loads(frame)
             if state.get("kind") == "missing":
@@ -294,14 +257,9 @@ class _Worker:
         """Kill the worker and close its pipes."""
         self._process.kill()
         self._process.wait()
-        self._stdin.close()
-        self._stdout.close()
-
-    def _send(self, *frames: bytes) -> None:
-        view = memoryview(b"".join(len(frame).to_bytes(8, "big") + frame for frame in frames))
-        with suppress(OSError):  # if it has ended, the next read will show it
-            while view:
-                view = view[self._stdin.write(view) or 0 :]
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 def _parse_reply(body: bytes, seconds: float) -> IsolatedResult:

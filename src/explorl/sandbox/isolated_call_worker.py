@@ -21,7 +21,8 @@ import sys
 import time
 
 from explorl.sandbox import linux
-from explorl.sandbox.child import MEMORY_EXIT, receive, send, set_descriptors
+from explorl.sandbox.frames import FrameReader, receive, send, send_json
+from explorl.sandbox.supervised import MEMORY_EXIT, set_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _PREPARE_LIMIT = 1.0
 _CACHE_SIZE = 1024
 
 
-def main() -> None:  # pragma: no cover (another process)
+def main() -> None:  # pragma: no cover
     """Read the settings and then messages from standard input, and write replies to standard output."""
     settings = json.loads(receive(0))
     replies, null = os.dup(1), os.open(os.devnull, os.O_RDWR)
@@ -50,19 +51,16 @@ def main() -> None:  # pragma: no cover (another process)
         sys.path[:] = [folder for folder in sys.path if _is_used(folder)]
         _isolate(settings["layers"])
     except BaseException as error:
-        send(replies, json.dumps({"failed": f"{type(error).__name__}: {error}", "kind": _failure_kind(error)}).encode())
+        kind = "missing" if isinstance(error, ImportError) else "other"
+        send_json(replies, {"failed": f"{type(error).__name__}: {error}", "kind": kind})
         os._exit(1)
     gc.collect()
     gc.freeze()  # a collection would copy the pages of these objects into each child
-    send(replies, b'{"ready": true}')
+    send_json(replies, {"ready": True})
     _serve(target, replies, null, settings)
 
 
-def _failure_kind(error: BaseException) -> str:  # pragma: no cover (another process)
-    return "missing" if isinstance(error, ImportError) else "other"
-
-
-class _WorkerFunction:  # pragma: no cover (another process)
+class _WorkerFunction:  # pragma: no cover
     """A module's function, and its ``prepare_trusted`` if it has one."""
 
     def __init__(self, function: Callable[..., Any], prepare: Callable[[Any], Any] | None) -> None:
@@ -91,11 +89,11 @@ class _TimeUp(BaseException):
     """The time is up. A BaseException, so that ``except Exception`` in a library misses it."""
 
 
-def _raise_time_up(*_: object) -> NoReturn:  # pragma: no cover (another process)
+def _raise_time_up(*_: object) -> NoReturn:  # pragma: no cover
     raise _TimeUp
 
 
-def _import_function(name: str, setup: Any) -> _WorkerFunction:  # pragma: no cover (another process)
+def _import_function(name: str, setup: Any) -> _WorkerFunction:  # pragma: no cover
     """Import the function and call its module's ``prepare(setup)``, if it has one."""
     module_name, _, attribute = name.partition(":")
     module = importlib.import_module(module_name)
@@ -105,7 +103,7 @@ def _import_function(name: str, setup: Any) -> _WorkerFunction:  # pragma: no co
     return _WorkerFunction(getattr(module, attribute), getattr(module, "prepare_trusted", None))
 
 
-def _is_used(folder: str) -> bool:  # pragma: no cover (another process)
+def _is_used(folder: str) -> bool:  # pragma: no cover
     """Return True if a module was imported from this folder. Others on the path, such as the user's project, are not
     made visible."""
     for name, module in list(sys.modules.items()):
@@ -118,7 +116,7 @@ def _is_used(folder: str) -> bool:  # pragma: no cover (another process)
     return False
 
 
-def _isolate(layers: list[str]) -> None:  # pragma: no cover (another process)
+def _isolate(layers: list[str]) -> None:  # pragma: no cover
     """Give up network, files and other processes; in namespaces, return only in the init process."""
     os.chdir("/")
     os.environ.clear()
@@ -128,9 +126,8 @@ def _isolate(layers: list[str]) -> None:  # pragma: no cover (another process)
     folders = [folder for folder in sys.path if os.path.isdir(folder)]
     uid = linux.spare_user()
     if "namespaces" in layers:
-        linux.enter_namespaces(
-            _DISK, None, folders
-        )  # without a writable folder, so that no message leaves files for the next
+        # Without a writable folder, so that no message leaves files for the next.
+        linux.enter_namespaces(_DISK, None, folders)
         child = os.fork()
         if child:
             os.closerange(0, 1 << 16)
@@ -139,13 +136,7 @@ def _isolate(layers: list[str]) -> None:  # pragma: no cover (another process)
     elif "landlock" in layers:
         linux.restrict_files(None, folders)
     if layers:
-        if "namespaces" in layers:
-            linux.drop_privileges(uid)
-        else:
-            parent = os.getppid()
-            linux.drop_privileges(uid)
-            if os.getppid() != parent:
-                os._exit(1)
+        linux.drop_privileges(uid)
 
 
 def _serve(target: _WorkerFunction, replies: int, null: int, settings: dict[str, Any]) -> NoReturn:  # pragma: no cover
@@ -161,7 +152,7 @@ def _serve(target: _WorkerFunction, replies: int, null: int, settings: dict[str,
 
 def _run_in_child(
     function: Callable[[], Any], seconds: float, null: int, settings: dict[str, Any]
-) -> bytes:  # pragma: no cover (another process)
+) -> bytes:  # pragma: no cover
     """Call the function in a child; return the processor time and the reply, or an error if the child failed."""
     reading, writing = os.pipe()
     start = time.monotonic()
@@ -170,7 +161,8 @@ def _run_in_child(
         _run_child(function, null, writing, settings)
     os.close(writing)
     try:
-        reply = _read_reply(reading, child, start, seconds, settings["wall_factor"] * seconds)
+        reader = FrameReader(reading, MAX_REPLY)
+        reply = _read_reply(reader, child, start, seconds, settings["wall_factor"] * seconds)
     finally:
         os.kill(child, signal.SIGKILL)  # not waited for yet, so the pid is still its own
         os.close(reading)
@@ -179,42 +171,35 @@ def _run_in_child(
     if reply is None:
         reply = b'{"error": "took too long"}'
     elif not reply:
-        ended = os.waitstatus_to_exitcode(status)
-        if ended == -signal.SIGXCPU:
-            reply = b'{"error": "took too long"}'
-        elif ended == MEMORY_EXIT:
-            reply = b'{"error": "ran out of memory"}'
-        else:
-            reply = b'{"error": "crashed"}'
+        reasons = {-signal.SIGXCPU: b"took too long", MEMORY_EXIT: b"ran out of memory"}
+        reply = b'{"error": "%s"}' % reasons.get(os.waitstatus_to_exitcode(status), b"crashed")
     return b"%.6f %s" % (used, reply)
 
 
 def _read_reply(
-    descriptor: int, child: int, start: float, seconds: float, wall: float
-) -> bytes | None:  # pragma: no cover (another process)
-    """Return all that the child writes; empty if it is too much, None if the time is up. Exit if the host has ended."""
-    parts, length = [], 0
+    reader: FrameReader, child: int, start: float, seconds: float, wall: float
+) -> bytes | None:  # pragma: no cover
+    """Return the child's reply; empty if there is none, None if the time is up. Exit if the host has ended."""
+    reply = b""
     poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
+    poll.register(reader, select.POLLIN)
     poll.register(0, 0)  # a hangup is always reported
     while True:
-        for ready, event in poll.poll(_TICK * 1000):
-            if ready == 0 and event & (select.POLLHUP | select.POLLERR):
-                os.kill(child, signal.SIGKILL)
-                os._exit(0)
-            if ready == descriptor:
-                part = os.read(descriptor, 1 << 16)
-                parts.append(part)
-                length += len(part)
-                if length > MAX_REPLY:
-                    return b""
-                if not part:
-                    return b"".join(parts)
+        if 0 in dict(poll.poll(_TICK * 1000)):
+            os.kill(child, signal.SIGKILL)
+            os._exit(0)
+        try:
+            for message in reader.messages():
+                reply = message
+        except EOFError:  # its memory is gone too, so that this process's pages are not copied when they change
+            return reply
+        except ValueError:
+            return b""
         if _cpu_time(child) > seconds or time.monotonic() - start > wall:
             return None
 
 
-def _cpu_time(pid: int) -> float:  # pragma: no cover (another process)
+def _cpu_time(pid: int) -> float:  # pragma: no cover
     """Return the processor seconds that a child has used, which do not depend on other processes."""
     try:
         return time.clock_gettime((~pid << 3) | 2)
@@ -224,7 +209,7 @@ def _cpu_time(pid: int) -> float:  # pragma: no cover (another process)
 
 def _run_child(
     function: Callable[[], Any], null: int, writing: int, settings: dict[str, Any]
-) -> NoReturn:  # pragma: no cover (another process)
+) -> NoReturn:  # pragma: no cover
     """Run the child: call the function, write its value, and exit."""
     status = 1
     try:
@@ -232,25 +217,19 @@ def _run_child(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if sys.platform == "linux" and settings["layers"]:
             linux.die_with(os.getppid())
-        _apply_limits(settings)
+        if sys.platform == "linux":
+            linux.limit_resources(settings["limits"])
+            if "seccomp" in settings["layers"]:
+                linux.install_seccomp_filter(namespaces=False)
         try:
             reply = json.dumps({"value": function()})
         except MemoryError:
             raise
         except Exception as error:
             reply = json.dumps({"error": f"raised {type(error).__name__}: {str(error)[:500]}"})
-        left = memoryview(reply.encode())
-        while left:
-            left = left[os.write(_REPLY, left) :]
+        send(_REPLY, reply.encode())
         status = 0
     except MemoryError:
         status = MEMORY_EXIT
     finally:
         os._exit(status)
-
-
-def _apply_limits(settings: dict[str, Any]) -> None:  # pragma: no cover (another process)
-    if sys.platform == "linux":
-        linux.limit_resources(settings["limits"])
-        if "seccomp" in settings["layers"]:
-            linux.install_seccomp_filter(namespaces=False)

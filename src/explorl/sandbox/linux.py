@@ -39,14 +39,14 @@ libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes
 libc.syscall.restype = ctypes.c_long
 
 
-def _check_result(result: int, what: str) -> int:  # pragma: no cover (runs in the sandbox's process)
+def _check_result(result: int, what: str) -> int:  # pragma: no cover
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
     return result
 
 
-def prctl(option: int, value: int = 0, pointer: int = 0) -> None:  # pragma: no cover (runs in the sandbox's process)
+def prctl(option: int, value: int = 0, pointer: int = 0) -> None:  # pragma: no cover
     # prctl is variadic: without the casts the upper halves of its arguments are not defined.
     arguments = [ctypes.c_ulong(value), ctypes.c_ulong(pointer), ctypes.c_ulong(0), ctypes.c_ulong(0)]
     _check_result(libc.prctl(option, *arguments), f"prctl({option})")
@@ -62,7 +62,7 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
 
 def enter_namespaces(
     disk: int, owner: int | None, extra: Sequence[str] = (), *, processes: bool = True
-) -> None:  # pragma: no cover (in the sandbox)
+) -> None:  # pragma: no cover
     """Leave the host's network, mounts, IPC and host name; with ``processes`` children get a process namespace too.
 
     Without ``processes`` children stay in this process's own namespace, and this process may have threads.
@@ -105,7 +105,7 @@ def enter_namespaces(
     os.chdir("/")
 
 
-def _make_devices(folder: str) -> None:  # pragma: no cover (runs in the sandbox's process)
+def _make_devices(folder: str) -> None:  # pragma: no cover
     """Make private devices, so that sandboxes share no locks; for ordinary users null is a plain file."""
     os.makedirs(folder, exist_ok=True)
     for name, minor in (("null", 3), ("urandom", 9)):
@@ -119,7 +119,7 @@ def _make_devices(folder: str) -> None:  # pragma: no cover (runs in the sandbox
         os.chmod(path, 0o666)
 
 
-def _mount_python(root: str, extra: Sequence[str], mounts: int) -> None:  # pragma: no cover (in the sandbox's process)
+def _mount_python(root: str, extra: Sequence[str], mounts: int) -> None:  # pragma: no cover
     """Mount what Python needs and the folders ``extra`` read-only, at the same paths below the new root."""
     real_paths = _real_paths() | {path: os.path.realpath(path) for path in extra}
     mounted: list[str] = []
@@ -142,7 +142,7 @@ def _mount_python(root: str, extra: Sequence[str], mounts: int) -> None:  # prag
             os.symlink(real, root + path)
 
 
-def _keep_writable(folder: str, mounts: int) -> None:  # pragma: no cover (runs in the sandbox's process)
+def _keep_writable(folder: str, mounts: int) -> None:  # pragma: no cover
     """Keep the folder writable when its root becomes read-only, but not what is mounted below it."""
     _mount(folder, folder, "", MS_BIND | MS_REC)
     for entry in os.scandir(folder):
@@ -151,7 +151,7 @@ def _keep_writable(folder: str, mounts: int) -> None:  # pragma: no cover (runs 
             _make_readonly(entry.path, mounts)
 
 
-def _make_readonly(folder: str, mounts: int) -> None:  # pragma: no cover (runs in the sandbox's process)
+def _make_readonly(folder: str, mounts: int) -> None:  # pragma: no cover
     """Make the mount at the folder and all mounts below it read-only, without devices and set-user-ID programs."""
     recursive, current_folder = 0x8000, -100
     attributes = ctypes.create_string_buffer(struct.pack("=QQQQ", MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0))
@@ -168,13 +168,13 @@ def _make_readonly(folder: str, mounts: int) -> None:  # pragma: no cover (runs 
 
 
 @cache
-def _real_paths() -> dict[str, str]:  # pragma: no cover (runs in the sandbox's process)
+def _real_paths() -> dict[str, str]:  # pragma: no cover
     """Return `python_paths`, each with the path that it links to."""
     return {path: os.path.realpath(path) for path in python_paths()}
 
 
 @cache
-def _hidden_folders(extra: tuple[str, ...]) -> list[str]:  # pragma: no cover (runs in the sandbox's process)
+def _hidden_folders(extra: tuple[str, ...]) -> list[str]:  # pragma: no cover
     """Return the folders of installed packages, except those that hold ``extra`` or are on ``sys.path``."""
     return package_folders(set(_real_paths().values()), [*extra, *sys.path])
 
@@ -191,9 +191,7 @@ SUPERVISOR_FILES = ("/proc",)
 """Files that supervisors read beside Python's own."""
 
 
-def restrict_files(
-    folder: str | None, extra: Sequence[str] = ()
-) -> None:  # pragma: no cover (in the sandbox's process)
+def restrict_files(folder: str | None, extra: Sequence[str] = ()) -> None:  # pragma: no cover
     """Restrict this process for good to reading Python's own files and ``extra``, and to using ``folder``.
 
     As far as the kernel supports it, also forbid TCP, abstract Unix sockets, and signals to other processes than its
@@ -202,7 +200,7 @@ def restrict_files(
     _restrict(folder, _landlock_rules(tuple(extra)))
 
 
-def restrict_files_further(folder: str) -> None:  # pragma: no cover (in the sandbox's process)
+def restrict_files_further(folder: str) -> None:  # pragma: no cover
     """Restrict this process to Python's own files and to ``folder``, which lies in that of `restrict_files`.
 
     Takes a tenth of the time: Python's folders need a few rules, but hundreds without the installed packages.
@@ -211,7 +209,7 @@ def restrict_files_further(folder: str) -> None:  # pragma: no cover (in the san
     _restrict(folder, [*((path, read) for path in dict.fromkeys(_real_paths().values())), *_devices()])
 
 
-def _restrict(folder: str | None, rules: Sequence[tuple[str, int]]) -> None:  # pragma: no cover (in the sandbox)
+def _restrict(folder: str | None, rules: Sequence[tuple[str, int]]) -> None:  # pragma: no cover
     version = _check_result(libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1), "landlock_create_ruleset")
     rights = sum(right for since, right in _FILE_RIGHTS if version >= since)
     sections = [rights, *([_NETWORK_RIGHTS] if version >= 4 else []), *([_SCOPES] if version >= 6 else [])]
@@ -232,7 +230,7 @@ def _restrict(folder: str | None, rules: Sequence[tuple[str, int]]) -> None:  # 
 
 
 @cache
-def _landlock_rules(extra: tuple[str, ...]) -> list[tuple[str, int]]:  # pragma: no cover (in the sandbox's process)
+def _landlock_rules(extra: tuple[str, ...]) -> list[tuple[str, int]]:  # pragma: no cover
     """Return readable paths with their rights. To import from a folder it must be listed, with all folders in it."""
     paths = {*_real_paths().values(), *map(os.path.realpath, extra)}
     rules = []
@@ -244,14 +242,14 @@ def _landlock_rules(extra: tuple[str, ...]) -> list[tuple[str, int]]:  # pragma:
     return [*rules, *((path, _READ_FOLDER) for path in listed), *_devices()]
 
 
-def _devices() -> list[tuple[str, int]]:  # pragma: no cover (in the sandbox's process)
+def _devices() -> list[tuple[str, int]]:  # pragma: no cover
     return [(path, _READ_FILE) for path in ("/dev/urandom",) if os.path.exists(path)]
 
 
 # Identity and limits --------------------------------------------------------------------------------------------------
 
 
-def drop_privileges(uid: int) -> None:  # pragma: no cover (runs in the sandbox's process)
+def drop_privileges(uid: int) -> None:  # pragma: no cover
     """Become user ``uid`` if root may and Python stays readable; drop all capabilities, and die with the parent."""
     parent = os.getppid()
     if os.geteuid() == 0 and can_become(uid):
@@ -264,14 +262,14 @@ def drop_privileges(uid: int) -> None:  # pragma: no cover (runs in the sandbox'
     prctl(PR_SET_DUMPABLE, 0)
 
 
-def die_with(parent: int) -> None:  # pragma: no cover (runs in the sandbox's process)
+def die_with(parent: int) -> None:  # pragma: no cover
     """Be killed when the parent dies, or now if it has. A change of user, even of the effective one, clears this."""
     prctl(PR_SET_PDEATHSIG, 9)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def spare_user() -> int:  # pragma: no cover (runs in the sandbox's process)
+def spare_user() -> int:  # pragma: no cover
     """Return an unused uid that root can take for this process alone, or that of "nobody" where uids are few."""
     uid = FIRST_UID + os.getpid()
     if os.geteuid() == 0:
@@ -283,7 +281,7 @@ def spare_user() -> int:  # pragma: no cover (runs in the sandbox's process)
     return uid
 
 
-def can_become(uid: int) -> bool:  # pragma: no cover (runs in the sandbox's process)
+def can_become(uid: int) -> bool:  # pragma: no cover
     """Return True if root can become that user and it can import modules, which a private home folder prevents."""
     try:
         os.seteuid(uid)
@@ -294,9 +292,7 @@ def can_become(uid: int) -> bool:  # pragma: no cover (runs in the sandbox's pro
     return readable
 
 
-def limit_resources(
-    limits: Mapping[str, float], *, other_processes: int | None = 2
-) -> None:  # pragma: no cover (in the sandbox)
+def limit_resources(limits: Mapping[str, float], *, other_processes: int | None = 2) -> None:  # pragma: no cover
     """Set the limits of each process, and that of the number of processes.
 
     The latter counts all processes of this user: those of the program and ``other_processes``. If that is None, their
@@ -315,7 +311,7 @@ def limit_resources(
         resource.setrlimit(kind, (0, 0))
 
 
-def allow_open_files(most: int = 1 << 16) -> None:  # pragma: no cover (runs in the sandbox's process)
+def allow_open_files(most: int = 1 << 16) -> None:  # pragma: no cover
     """Raise this process's limit of open files as far as permitted: it needs one for each supervisor."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -331,9 +327,7 @@ _CONTINUE = 1
 EAGAIN = 11
 
 
-def install_seccomp_filter(
-    *, namespaces: bool, threads: bool = False
-) -> None:  # pragma: no cover (in the sandbox's process)
+def install_seccomp_filter(*, namespaces: bool, threads: bool = False) -> None:  # pragma: no cover
     """Restrict this process to the system calls of `seccomp.filter_program`, for good."""
     code, offsets = _pack_filter(_machine(), namespaces, threads or namespaces)
     instructions = bytearray(code)
@@ -344,7 +338,7 @@ def install_seccomp_filter(
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(header))
 
 
-def request_thread_approval() -> int:  # pragma: no cover (runs in the sandbox's process)
+def request_thread_approval() -> int:  # pragma: no cover
     """Make each new thread of this process wait for approval; return the descriptor on which it is given."""
     machine = _machine()
     header, _ = _filter_struct(
@@ -354,7 +348,7 @@ def request_thread_approval() -> int:  # pragma: no cover (runs in the sandbox's
     return _check_result(libc.syscall(_SECCOMP[machine], 1, _NEW_LISTENER, header), "seccomp")
 
 
-def next_thread_request(listener: int) -> int | None:  # pragma: no cover (runs in the sandbox's process)
+def next_thread_request(listener: int) -> int | None:  # pragma: no cover
     """Return the number of the next request; None if the requesting thread has ended."""
     request = ctypes.create_string_buffer(80)
     if libc.ioctl(listener, ctypes.c_ulong(_RECEIVE), request) < 0:
@@ -362,15 +356,13 @@ def next_thread_request(listener: int) -> int | None:  # pragma: no cover (runs 
     return int.from_bytes(request.raw[:8], sys.byteorder)
 
 
-def answer_thread_request(
-    listener: int, number: int, allow: bool
-) -> None:  # pragma: no cover (in the sandbox's process)
+def answer_thread_request(listener: int, number: int, allow: bool) -> None:  # pragma: no cover
     reply = struct.pack("=QqiI", number, 0, 0 if allow else -EAGAIN, _CONTINUE if allow else 0)
     if libc.ioctl(listener, ctypes.c_ulong(_SEND), ctypes.create_string_buffer(reply, len(reply))) < 0 and allow:
         answer_thread_request(listener, number, False)  # Linux before 5.5 can only refuse
 
 
-def _machine() -> str:  # pragma: no cover (runs in the sandbox's process)
+def _machine() -> str:  # pragma: no cover
     machine = os.uname().machine
     if machine not in seccomp.ARCHITECTURES or sys.maxsize < 1 << 32:
         raise OSError(ENOSYS, f"no seccomp filter for {machine}")
@@ -379,7 +371,7 @@ def _machine() -> str:  # pragma: no cover (runs in the sandbox's process)
 
 def _filter_struct(
     code: bytes,
-) -> tuple[ctypes.Array[ctypes.c_char], object]:  # pragma: no cover (in the sandbox's process)
+) -> tuple[ctypes.Array[ctypes.c_char], object]:  # pragma: no cover
     """Return a ``struct sock_fprog`` and the instructions that it points to, which must stay alive."""
     instructions = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("=H6xQ", len(code) // 8, ctypes.addressof(instructions))
@@ -394,7 +386,7 @@ def _pack_filter(machine: str, namespaces: bool, threads: bool) -> tuple[bytes, 
     return b"".join(struct.pack("=HBBI", *line) for line in program), offsets
 
 
-def prepare() -> None:  # pragma: no cover (runs in the sandbox's process)
+def prepare() -> None:  # pragma: no cover
     """Compute what is the same for all programs, once before they are forked."""
     _hidden_folders(())
     _landlock_rules(SUPERVISOR_FILES)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from explorl.core.errors import ExplorlError
 from explorl.core.text import clean
@@ -27,6 +27,9 @@ from explorl.sandbox.codec import STARTED
 from explorl.sandbox.fork_client import ForkServerDied, fork_server_client
 from explorl.sandbox.scratch import working_folder
 from explorl.sandbox.usage import wall_limit
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
 ProgramStatus = Literal["ok", "error", "failed", "timeout", "memory", "killed"]
@@ -38,6 +41,18 @@ UNISOLATED = "EXPLORL_UNISOLATED"
 """The environment variable that permits to run programs without isolation, if it is 1."""
 _GRACE = 5.0
 """Seconds beyond the program's limit that its supervisor has for starting and ending."""
+
+
+def check_limits(limits: DataclassInstance) -> None:
+    """Raise ValueError for a limit that is not a positive number, or not a whole one if its default is."""
+    for field in fields(limits):
+        value = getattr(limits, field.name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and not 0 < value < math.inf:
+            raise ValueError(f"{field.name}={value!r}: give a positive number, like {field.default!r}")
+        if not is_number or not isinstance(value, int | type(field.default)):
+            kind = "a whole number" if isinstance(field.default, int) else "a number of seconds"
+            raise ValueError(f"{field.name}={value!r}: give {kind}, like {field.default!r}")
 
 
 @dataclass(frozen=True)
@@ -63,12 +78,7 @@ class ProgramLimits:
     """Bytes that are kept of standard output and of standard error."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{field.name}={value!r}: give a positive number, like {field.default!r}")
-            if isinstance(field.default, int) and not isinstance(value, int):
-                raise ValueError(f"{field.name}={value!r}: give a whole number, like {field.default!r}")
+        check_limits(self)
 
 
 DEFAULTS = ProgramLimits()
@@ -367,14 +377,12 @@ def _run_once(request: dict[str, Any], tests: str | None, layers: Layers) -> dic
     """Send a new supervisor the request and the tests, if any, and return its answer."""
     with contextlib.ExitStack() as stack:
         folder = None if "namespaces" in layers else stack.enter_context(working_folder())
-        frames = [marshal.dumps({**request, "layers": layers, "folder": folder})]
+        messages = [marshal.dumps({**request, "layers": layers, "folder": folder})]
         if tests is not None:
-            frames.append(tests.encode(errors="surrogatepass"))
-        message = b"".join(len(frame).to_bytes(8, "big") + frame for frame in frames)
+            messages.append(tests.encode(errors="surrogatepass"))
+        seconds = wall_limit(request["limits"]["seconds"]) + _GRACE
         try:
-            code, answer, errors = fork_server_client.run_program(
-                message, wall_limit(request["limits"]["seconds"]) + _GRACE
-            )
+            code, answer, errors = fork_server_client.run_program(messages, seconds)
         except TimeoutError:
             return {"status": "timeout"}
     if code < 0:  # a test, or computing the normal form, has crashed it

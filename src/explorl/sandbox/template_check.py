@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 
-def prepare(_: Any) -> None:  # pragma: no cover (another process)
+def prepare(_: Any) -> None:  # pragma: no cover
     """Import the renderer before the process isolates itself."""
     from transformers.utils import chat_template_utils  # noqa: F401
 
 
-def refusal(message: dict[str, Any], _: Any = None) -> str | None:  # pragma: no cover (another process)
+def refusal(message: dict[str, Any], _: Any = None) -> str | None:  # pragma: no cover
     """Return the error of rendering a message's conversation with its template; None if it renders."""
     from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -11,9 +11,12 @@ from itertools import chain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import TypeVar
 
     from explorl.sandbox.disk import DiskQuota
+
+    T = TypeVar("T")
 
 
 def wall_limit(seconds: float) -> float:
@@ -90,25 +93,75 @@ class Usage:
         return user + system, children_user + children_system
 
     def _read(self, path: str) -> bytes:
+        return self._open(path, lambda descriptor: os.read(descriptor, 1 << 14)) or b""
+
+    def _listed(self, path: str) -> list[str]:
+        return self._open(path, os.listdir) or []
+
+    def _open(self, path: str, read: Callable[[int], T]) -> T | None:
+        """Return what is read from a file or folder of /proc; None if its process has ended."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
         except OSError:
-            return b""
+            return None
         try:
-            return os.read(descriptor, 1 << 14)
+            return read(descriptor)
         except OSError:
-            return b""
+            return None
         finally:
             os.close(descriptor)
 
-    def _listed(self, path: str) -> list[str]:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
-        except OSError:
-            return []
-        try:
-            return os.listdir(descriptor)
-        except OSError:
-            return []
-        finally:
-            os.close(descriptor)
+
+class UsageBudget:
+    """What a program or a call may use from now on: time, measured as by `Usage`, and the disk if it is the host's.
+
+    With ``load`` interpreters per processor a call may wait that many times longer for one; this time does not count.
+    """
+
+    def __init__(
+        self,
+        usage: Usage,
+        seconds: float,
+        load: int = 1,
+        *,
+        processor_seconds: float | None = None,
+        disk: DiskQuota | None = None,
+    ) -> None:
+        self.is_late = False
+        """True if the time was up."""
+        self.is_full = False
+        """True if too much was written to the host's disk."""
+        self._usage, self._disk = usage, disk
+        self._cores = len(os.sched_getaffinity(0))
+        longest = wall_limit(seconds) * (max(1, load) if usage.knows_waiting else 1)
+        self._time, self._clock = usage.time + seconds, usage.clock + longest
+        self._processor = usage.processor + (seconds if processor_seconds is None else processor_seconds)
+        self._next_check = 0.0
+        self._plan()
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.is_late or self.is_full
+
+    @property
+    def seconds_to_check(self) -> float:
+        """Seconds until the next check."""
+        return max(0.0, self._next_check - time.monotonic())
+
+    def check(self) -> None:
+        """Set `is_exceeded` if a limit is reached; does nothing before the next check is due."""
+        if self.seconds_to_check == 0:
+            self._usage.update()
+            self.is_late = self._seconds_left() <= 0
+            self.is_full = not self.is_late and self._disk is not None and self._disk.is_exceeded()
+            self._plan()
+
+    def _seconds_left(self, cores: int = 1) -> float:
+        """Return the seconds until a limit can be reached if the processes use so many processors."""
+        usage = self._usage
+        return min(self._time - usage.time, (self._processor - usage.processor) / cores, self._clock - usage.clock)
+
+    def _plan(self) -> None:
+        self._next_check = time.monotonic() + min(
+            max(self._seconds_left(self._cores), 0.005), check_interval(self._disk)
+        )
