@@ -169,10 +169,9 @@ def test_sample_step(name: str, dtype: torch.dtype) -> None:
         state.ints[STATUS, 4] = 1
         state.reals.copy_(torch.from_numpy(np.stack([values[key] for key in STATE_REALS])))
         state.set_stops([range(0, 2500, 3) if name == "plain" else [7]])
+        state.allocate(active)
         if active.repetition:
             state.mark_seen(torch.arange(rows, device=DEVICE), [[row, 900, 1700] for row in range(rows)])
-        if active.min_p_mass:
-            state.allocate_mass()
         step(logits.to(dtype), state, active)
         states.append(state)
     want, got = states

@@ -67,7 +67,7 @@ def searched(tokenizer: Any, tokens: list[int], strings: list[str], every: int) 
     for steps in [*range(every, len(tokens), every), len(tokens)]:
         status = np.array([LENGTH if steps == len(tokens) else RUNNING])
         sampled = torch.tensor([tokens])
-        found = stops.find(np.array([0]), np.array([0]), np.array([steps]), status, sampled)
+        found = stops.find(np.array([0]), np.array([steps]), status, sampled)
         assert (status[0] == STOPPED) == bool(found)
         if found:
             return found[0]

@@ -54,7 +54,7 @@ OPTIONS = [{"temperature": 0.5, "extra_args": {"explorl_bottom_p": 0.9}, "detoke
 
 
 def test_the_main_process_asks_the_server_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = [([8], {"temperature": 0.25}), ([9], {"temperature": 0.75, "logit_bias": {3: 1.0}})]
+    other = [([8], {"temperature": 0.25}), ([9], {"temperature": 0.75, "min_p": 0.1})]
     generation = on_process(monkeypatch, 0, other, None)
     sampler = vllm_rows.TrlVllmSampler(generation)
     assert sampler.sample([[5, 6], [7]], OPTIONS) == [
@@ -64,7 +64,7 @@ def test_the_main_process_asks_the_server_for_all(monkeypatch: pytest.MonkeyPatc
     asked = {tuple(one["prompt"]): one for one in generation.vllm_client.asked}
     assert asked[5, 6]["vllm_xargs"] == {"explorl_bottom_p": 0.9}
     assert asked[7,]["vllm_xargs"] is None
-    assert asked[9,]["logit_bias"] == {"3": 1.0}
+    assert asked[9,]["min_p"] == 0.1
     assert not {"extra_args", "detokenize"} & asked[5, 6].keys()
     assert len(asked) == 4
     assert sampler.context == 77

@@ -142,7 +142,7 @@ class BranchTree:
         self.session, self.branching, self.seed = session, branching, seed
         self._vocabulary = session.engine.vocab
         self._texts = {
-            marker: StopStrings([[text]], session.engine.tokenizer, 0)
+            marker: StopStrings([[text]], session.engine.tokenizer)
             for marker in branching.at
             if (text := marker_text(marker))
         }

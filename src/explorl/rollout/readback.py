@@ -118,9 +118,6 @@ class TokenReadback:
         }
         if active.min_p_mass and state.out_mass is not None:
             sources["min_p_mass"] = state.out_mass[index, : self._longest]
-        if state.top_ids is not None and state.top_logps is not None:
-            sources["top_ids"] = state.top_ids[index, : self._longest]
-            sources["top_logps"] = state.top_logps[index, : self._longest]
         self._names, self._download = list(sources), Download(*sources.values())
 
     def finish(self) -> None:
@@ -146,9 +143,6 @@ class TokenReadback:
                 if size == 0:
                     continue
                 sequence_stats = {name: parts[i] for name, parts in stats.items() if name in sequence.stat_types}
-                k = sequence.num_top_tokens
-                if 0 < k < sequence_stats["top_ids"].shape[-1]:
-                    sequence_stats |= {name: sequence_stats[name][:, :k] for name in ("top_ids", "top_logps")}
                 sequence.append_sampled(tokens[end - size : end], sequence_stats)
         except BaseException:
             self.undo()

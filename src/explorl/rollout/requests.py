@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from explorl.rollout.sampling import SamplingParams
-from explorl.rollout.sampling.constraints import bias_tables, is_whole, spread, stop_sets, token_list
+from explorl.rollout.sampling.params import Tokens, is_whole, spread, token_list
 
 logger = logging.getLogger(__name__)
 
@@ -33,35 +32,13 @@ class Requests:
     stops: Sequence[Sequence[str]]
     """Stop strings of each request."""
     stop_sets: tuple[tuple[int, ...], ...]
-    """The distinct sets of stop tokens."""
-    stop_set: np.ndarray
-    """Index of each request's set in ``stop_sets``."""
-    bias: np.ndarray | None
-    """The distinct rows (sets, vocab) that are added to the logits; None if there are none."""
-    bias_set: np.ndarray
-    """Index of each request's row in ``bias``."""
+    """The distinct sets of stop tokens; ``rows["stop_set"]`` has each request's index."""
     seed: int
     curves: Sequence[Sequence[float]] = ()
     """The distinct temperatures by position; ``rows["curve"]`` has each request's index."""
 
     def __len__(self) -> int:
         return len(self.prompts) * self.n
-
-    @property
-    def longest(self) -> int:
-        """Most tokens that a prompt and its completion can have together."""
-        return max(len(prompt) for prompt in self.prompts) + int(self.rows["max_tokens"].max())
-
-    @cached_property
-    def unique_prompts(self) -> list[list[int]]:
-        """The prompts without repetitions; each is computed once."""
-        return [list(prompt) for prompt in dict.fromkeys(tuple(prompt) for prompt in self.prompts)]
-
-    @cached_property
-    def prompt_of(self) -> list[int]:
-        """Index of each request's prompt in ``unique_prompts``."""
-        index = {tuple(prompt): i for i, prompt in enumerate(self.unique_prompts)}
-        return [index[tuple(prompt)] for prompt in self.prompts for _ in range(self.n)]
 
 
 def prepare(
@@ -74,12 +51,8 @@ def prepare(
     context: int | None,
     eos: Sequence[int],
     seed: int,
-    outputs: int | None = None,
 ) -> Requests:
-    """Tokenize and check the prompts, and return the requests. Raise `ValueError` for what cannot be run.
-
-    ``vocab`` is the number of input tokens, ``outputs`` that of the logits if it is different.
-    """
+    """Tokenize and check the prompts, and return the requests. Raise `ValueError` for what cannot be run."""
     if not is_whole(n) or n < 1:
         raise ValueError(f"n is {n!r}; ask for at least 1 sample per prompt")
     value: Any = prompts
@@ -91,7 +64,8 @@ def prepare(
         raise ValueError(f"stop is {params.stop!r}, but the engine has no tokenizer; use stop_token_ids")
     texts: dict[str, list[int]] = {}  # a trainer passes each prompt once per sample
     ids = []
-    for i, (prompt, prefix) in enumerate(zip(prompts, _prefixes(params, len(prompts), tokenizer), strict=True)):
+    prefix = _prefix(params.prefix, tokenizer)
+    for i, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             ids.append(_tokens(i, prompt, tokenizer) + prefix)
             continue
@@ -103,31 +77,29 @@ def prepare(
     rows = dict(params.rows(len(ids), n))
     if context is not None:
         rows["max_tokens"] = _shorten(rows["max_tokens"], ids, n, context)
-    outputs = outputs or vocab
-    if int(rows["logprobs"].max()) > outputs:
-        raise ValueError(
-            f"logprobs is {int(rows['logprobs'].max())}, but the model has {outputs} tokens; use fewer, such as 5"
-        )
-
-    def each(name: str) -> list[Any]:
-        return spread(name, getattr(params, name), len(ids), n)
-
-    sets, stop_set = stop_sets(each("stop_token_ids"), tuple(eos), vocab)
-    bias, bias_set = None, np.zeros(len(ids) * n, dtype=np.int64)
-    if params.constrained:
-        bias, bias_set = bias_tables(each("logit_bias"), each("banned_tokens"), each("allowed_tokens"), outputs)
-    return Requests(ids, n, rows, each("stop"), sets, stop_set, bias, bias_set, seed, params.curves)
+    sets, rows["stop_set"] = _stop_sets(spread("stop_token_ids", params.stop_token_ids, len(ids), n), tuple(eos), vocab)
+    return Requests(ids, n, rows, spread("stop", params.stop, len(ids), n), sets, seed, params.curves)
 
 
-def _prefixes(params: SamplingParams, prompts: int, tokenizer: Any) -> list[list[int]]:
-    """Return the tokens of each prompt's prefix."""
-    prefixes = [params.prefix] * prompts if isinstance(params.prefix, str) else list(params.prefix)
-    if len(prefixes) != prompts:
-        raise ValueError(f"prefix has {len(prefixes)} values; give one, or one for each of the {prompts} prompts")
-    if tokenizer is None and any(prefixes):
+def _stop_sets(ids: Sequence[Tokens | None], eos: Tokens, vocab: int) -> tuple[tuple[Tokens, ...], np.ndarray]:
+    """Return the distinct sets of stop tokens, and the set of each request; None means the model's ``eos``."""
+    sets: dict[Tokens, int] = {}
+    set_of = np.zeros(len(ids), dtype=np.int64)
+    for request, tokens in enumerate(ids):
+        for token in tokens or ():
+            if token >= vocab:
+                raise ValueError(
+                    f"stop token {token} of request {request} is outside the vocabulary; use ids from 0 to {vocab - 1}"
+                )
+        set_of[request] = sets.setdefault(eos if tokens is None else tokens, len(sets))
+    return tuple(sets), set_of
+
+
+def _prefix(text: str, tokenizer: Any) -> list[int]:
+    """Return the tokens of the prefix of all prompts."""
+    if text and tokenizer is None:
         raise ValueError("the engine has no tokenizer; give prompts as token ids and no prefix")
-    tokens = {text: continuation_tokens(tokenizer, text) if text else [] for text in set(prefixes)}
-    return [tokens[text] for text in prefixes]
+    return continuation_tokens(tokenizer, text) if text else []
 
 
 def continuation_tokens(tokenizer: Any, text: str, **options: Any) -> list[int]:

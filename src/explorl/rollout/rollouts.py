@@ -65,11 +65,6 @@ class Rollout:
     min_p_mass: Float[Tensor, " time"] | None = None
     """Mass, at the request's temperature, of the tokens at least `SamplingParams.min_p_mass` times as likely as the
     most likely one; 0 if the sampled token is not among them. None if it was not requested."""
-    top_ids: Int[Tensor, "time k"] | None = None
-    """The k most likely tokens at each position, if ``SamplingParams.logprobs`` requests them: by falling logit, ties
-    by id, before bias, bans and warpers."""
-    top_logps: Float[Tensor, "time k"] | None = None
-    """Their log π, as in ``logps``."""
     stop: str | None = None
     """The stop string that ended the completion, if one did."""
     sampled: Bool[Tensor, " time"] = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))

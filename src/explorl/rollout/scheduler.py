@@ -13,11 +13,11 @@ from explorl.rollout.memory.page_memory import PageMemory
 from explorl.rollout.memory.sharing import Layout
 from explorl.rollout.memory.spans import SpanMemory
 from explorl.rollout.readback import Download, FinishedSequences, TokenReadback, graph_size, steps_until_readback
+from explorl.rollout.requests import Requests
 from explorl.rollout.runner import Runner
 from explorl.rollout.sampling import Active
-from explorl.rollout.sequences import SequenceState, sampling_values
+from explorl.rollout.sequences import SequenceState
 from explorl.rollout.state import (
-    BIAS_SET,
     BROKEN,
     CURVE,
     IDLE,
@@ -34,8 +34,7 @@ from explorl.rollout.state import (
     TOKEN,
     TOP_K,
 )
-from explorl.rollout.stop_tokens import StopTokens
-from explorl.rollout.stops import EVERY, StopStrings
+from explorl.rollout.stops import EVERY, StopStrings, StopTokens
 
 SYNC_STEPS = {"cuda": 8, "cpu": 1}
 """Decode steps between two readbacks if a sequence can end at any step; see `steps_until_readback`."""
@@ -61,21 +60,25 @@ class Scheduler:
 
     def __init__(
         self,
+        requests: Requests,
         sequences: Sequence[SequenceState],
         tokenizer: Any,
-        strings: Sequence[Sequence[str]],
         keep: bool,
         on_end: Callable[[SequenceState], object],
     ) -> None:
-        self.sequences, self.tokenizer, self.strings = sequences, tokenizer, strings
+        self.requests, self.sequences, self.tokenizer = requests, sequences, tokenizer
+        self.searches = any(requests.stops)
+        """True if completions may end at a stop string."""
+        self.certain = not any(requests.stop_sets) and not self.searches
+        """True if sequences end only at their limits, apart from errors."""
         self.keep, self.on_end = keep, on_end
         self.waiting: list[SequenceState] = []
         """Sequences that wait for a slot, in the order in which they will be admitted."""
         self.resting: dict[int, SequenceState] = {}
         """Sequences that have ended and whose keys and values are kept, by number, the longest ago first."""
         self.resting_bytes = 0
-        self.paged = self.certain = False
-        """True if sequences have pages; whether they end only at their limits."""
+        self.paged = False
+        """True if sequences have pages."""
         self._pending: tuple[np.ndarray, Download] | None = None
         """The owners and the states of the slots after steps that have not been read back."""
         self._finished: list[FinishedSequences] = []
@@ -98,10 +101,14 @@ class Scheduler:
         """Tokens of each slot's prompt, without the last."""
         self.crowded = False
         """True if a sequence has been evicted since one last ended."""
-        self.stops = StopStrings(self.strings, self.tokenizer, slots)
+        self.stops = StopStrings(self.requests.stops, self.tokenizer, slots)
         # If `keep` is off, no caller waits for a row that has stopped, and rows are collected a few steps later.
-        early = self.kind == "cpu" and self.keep
-        self.stop_tokens = StopTokens(self.strings, self.tokenizer, runner.state.vocab) if early else None
+        early = self.kind == "cpu" and self.keep and self.searches
+        self.stop_tokens = StopTokens(self.requests.stops, self.tokenizer, runner.state.vocab) if early else None
+        moved = [runner.state.set_stops(self.requests.stop_sets), runner.state.set_curves(self.requests.curves)]
+        if any(moved):
+            runner.drop_graphs()
+        runner.state.allocate(active)
         if memory is None or not memory.migrate(runner, slots):
             self.discard_memory()
             memory = PageMemory(runner, slots) if runner.plan.pages else SpanMemory(runner, slots)
@@ -153,7 +160,7 @@ class Scheduler:
         ``ahead`` allows leaving that readback to the next call, which begins its own steps first; `settle` does it at
         once.
         """
-        ahead = ahead and AHEAD.get(self.kind, False) and self.paged and not any(self.strings)
+        ahead = ahead and AHEAD.get(self.kind, False) and self.paged and not self.searches
         if not ahead:
             self.settle()
         self._admit()
@@ -240,7 +247,8 @@ class Scheduler:
         offsets = np.array([sequence.prompt.stored for sequence in sequences])
         lengths = np.array([len(sequence.tokens) for sequence in sequences])
         limits = np.array([sequence.limit for sequence in sequences])
-        params = sampling_values(sequences, ["top_k", *STATE_REALS])
+        index = [sequence.request for sequence in sequences]
+        params = {name: values[index] for name, values in self.requests.rows.items()}
         fields = {
             TOKEN: np.array([(sequence.tokens or sequence.prompt.tokens)[-1] for sequence in sequences]),
             POSITION: offsets + lengths,
@@ -251,17 +259,16 @@ class Scheduler:
             TOP_K: params["top_k"],
             PROMPT: self.memory.start(slots, sequences),
             OFFSET: offsets,
-            CURVE: np.array([sequence.curve for sequence in sequences]),
-            STOP_SET: np.array([sequence.stop_set for sequence in sequences]),
-            BIAS_SET: np.array([sequence.bias_set for sequence in sequences]),
+            CURVE: params["curve"],
+            STOP_SET: params["stop_set"],
         }
         ints = np.stack([np.broadcast_to(fields[i], len(slots)) for i in range(len(fields))]).astype(np.int64)
         reals = np.empty((len(STATE_REALS), len(slots)))
         for name, row in STATE_REALS.items():
             reals[row] = params[name]
-        index = state.admit(slots, ints, reals)
+        on_device = state.admit(slots, ints, reals)
         if self.active.repetition:
-            state.mark_seen(index, [sequence.ids for sequence in sequences])
+            state.mark_seen(on_device, [sequence.ids for sequence in sequences])
         continued = np.flatnonzero(lengths)
         if len(continued):
             state.write_tokens(slots[continued], [sequences[i].tokens for i in continued.tolist()])
@@ -271,7 +278,9 @@ class Scheduler:
         self.owner[slots] = [sequence.index for sequence in sequences]
         self.steps[slots], self.limits[slots], self.offsets[slots] = lengths, limits, offsets
         searched = [min(sequence.searched, len(sequence.tokens)) for sequence in sequences]
-        self.stops.start(slots, searched, [sequence.stop_search_start(len(sequence.tokens)) for sequence in sequences])
+        self.stops.start(
+            slots, index, searched, [sequence.stop_search_start(len(sequence.tokens)) for sequence in sequences]
+        )
 
     # Results
 
@@ -332,13 +341,15 @@ class Scheduler:
     def _find_stops(self, busy: np.ndarray, status: np.ndarray, every: int) -> dict[int, tuple[int, str]]:
         """Return `StopStrings.find`, which also searches slots whose newest token may complete a string if that is
         free to know."""
+        if not self.searches:
+            return {}
         stopped: dict[int, tuple[int, str]] = {}
         state = self.runner.state
-        if self.stop_tokens is not None and any(self.strings):
+        if self.stop_tokens is not None:
             newest = state.ints[TOKEN].numpy()[busy]
-            likely = busy[self.stop_tokens.among(self.owner[busy], newest)]
-            stopped = self.stops.find(likely, self.owner, self.steps, status, state.out_ints[0], every=1)
-        return stopped | self.stops.find(busy, self.owner, self.steps, status, state.out_ints[0], every)
+            likely = busy[self.stop_tokens.among(self.stops.request[busy], newest)]
+            stopped = self.stops.find(likely, self.steps, status, state.out_ints[0], every=1)
+        return stopped | self.stops.find(busy, self.steps, status, state.out_ints[0], every)
 
     def read_back(self, sequence: SequenceState) -> None:
         """Read back what a sequence in a slot has sampled so far, up to a stop string if there is one."""
@@ -349,7 +360,7 @@ class Scheduler:
 
     def _search(self, slots: np.ndarray) -> None:
         """Search these slots for stop strings now instead of after enough new tokens."""
-        due = [slot for slot in slots.tolist() if self.strings[self.owner[slot]]]
+        due = [slot for slot in slots.tolist() if self.sequences[self.owner[slot]].strings]
         due = [slot for slot in due if self.steps[slot] > self.stops.checked[slot]]
         if due:
             owner = np.full(due[-1] + 1, -1)
@@ -442,16 +453,10 @@ class Scheduler:
     def _move_slots(self, source: np.ndarray, target: np.ndarray) -> None:
         """Move the state of slots, all at once, so that they may swap."""
         self.runner.state.move(source, target, int(self.steps.max()))
-        arrays: tuple[tuple[np.ndarray, int], ...] = (
-            (self.owner, -1),
-            (self.steps, 0),
-            (self.limits, 0),
-            (self.offsets, 0),
-        )
-        arrays += (self.stops.checked, 0), (self.stops.floor, 0)
-        for values, idle in arrays:
+        stops = self.stops
+        for values in (self.owner, self.steps, self.limits, self.offsets, stops.request, stops.checked, stops.floor):
             moved = values[source]
-            values[source] = idle
+            values[source] = -1 if values is self.owner else 0
             values[target] = moved
         for slot in target:
             self.sequences[self.owner[slot]].slot = int(slot)

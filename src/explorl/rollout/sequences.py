@@ -6,31 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from explorl.rollout.requests import Requests
 from explorl.rollout.rollouts import FinishReason, Rollout
 
-StatType = tuple[torch.dtype, tuple[int, ...]]
-"""Data type and shape of a statistic of one token."""
-STAT_TYPES: Mapping[str, StatType] = {
-    "logps": (torch.float32, ()),
-    "sampling_logps": (torch.float32, ()),
-    "entropy": (torch.float32, ()),
-    "branching": (torch.int32, ()),
-    "sampled": (torch.bool, ()),
+STATS: Mapping[str, torch.dtype] = {
+    "logps": torch.float32,
+    "sampling_logps": torch.float32,
+    "entropy": torch.float32,
+    "branching": torch.int32,
+    "sampled": torch.bool,
 }
-"""The statistics that every rollout has."""
-
-
-def stat_types(top_tokens: int, min_p_mass: bool) -> Mapping[str, StatType]:
-    """Return the statistics of a request that records that many top tokens and perhaps the mass of the min-p set."""
-    more: dict[str, StatType] = {"min_p_mass": (torch.float32, ())} if min_p_mass else {}
-    if top_tokens:
-        more |= {"top_ids": (torch.int32, (top_tokens,)), "top_logps": (torch.float32, (top_tokens,))}
-    return {**STAT_TYPES, **more} if more else STAT_TYPES
+"""The statistics that every rollout has of each token, with their types."""
 
 
 @dataclass(eq=False, frozen=True)
@@ -55,24 +44,16 @@ class SequenceState:
     requests: Requests
     """Holds the sampling parameters, under ``request``."""
     request: int
-    prompt_index: int
-    sample_index: int
     key: int
     """Key of its stream of random numbers (`explorl.rollout.sampling.rng`)."""
     limit: int
     """Most tokens of the completion, forced ones included."""
+    stat_types: Mapping[str, torch.dtype] = field(default_factory=lambda: STATS)
+    """Statistics that are kept of each token."""
     tokens: list[int] = field(default_factory=list)
     """The completion as far as it has been read back."""
     stat_parts: list[dict[str, Tensor]] = field(default_factory=list)
     """Statistics of ``tokens``, in consecutive parts."""
-    curve: int = 0
-    """Index of its temperatures by position in the session's table."""
-    stop_set: int = 0
-    """Index of its stop tokens in the session's table."""
-    bias_set: int = 0
-    """Index of its bias and bans in the session's table."""
-    stat_types: Mapping[str, StatType] = field(default_factory=lambda: STAT_TYPES)
-    """Statistics that are kept of each token."""
     no_stop_spans: list[tuple[int, int]] = field(default_factory=list)
     """Spans of tokens in which no stop string may begin: forced tokens, and the last token of an earlier stop."""
     searched: int = 0
@@ -103,14 +84,18 @@ class SequenceState:
         """Tokens of prompt and completion."""
         return (*self.prompt.tokens, *self.tokens)
 
-    def param(self, name: str) -> Any:
-        """Return a sampling parameter by name."""
-        return self.requests.rows[name][self.request]
+    @property
+    def prompt_index(self) -> int:
+        return self.request // self.requests.n
 
     @property
-    def num_top_tokens(self) -> int:
-        """Number of top tokens whose log π is recorded at each position."""
-        return self.stat_types["top_ids"][1][0] if "top_ids" in self.stat_types else 0
+    def sample_index(self) -> int:
+        return self.request % self.requests.n
+
+    @property
+    def strings(self) -> Sequence[str]:
+        """Its stop strings."""
+        return self.requests.stops[self.request]
 
     @property
     def priority(self) -> tuple[bool, int, int]:
@@ -129,7 +114,7 @@ class SequenceState:
             self.no_stop_spans.append((begin - 1, begin))
         if tokens:
             self.tokens.extend(tokens)
-            self.stat_parts.append({name: _missing(kind, len(tokens)) for name, kind in self.stat_types.items()})
+            self.stat_parts.append({name: _missing(dtype, len(tokens)) for name, dtype in self.stat_types.items()})
             self.no_stop_spans.append((begin, len(self.tokens)))
 
     def stop_search_start(self, length: int) -> int:
@@ -144,7 +129,7 @@ class SequenceState:
 
     def stats(self, length: int | None = None) -> dict[str, Tensor]:
         """Return the statistics of the first ``length`` tokens (None: all)."""
-        parts = self.stat_parts or [{name: _missing(kind, 0) for name, kind in self.stat_types.items()}]
+        parts = self.stat_parts or [{name: _missing(dtype, 0) for name, dtype in self.stat_types.items()}]
         joined = parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return joined if length is None else {name: values[:length] for name, values in joined.items()}
 
@@ -162,20 +147,9 @@ class SequenceState:
             tokenizer=tokenizer,
             parent=self.parent,
             forked_at=self.forked_at,
-            calls=(),
         )
 
 
-def sampling_values(sequences: Sequence[SequenceState], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return sampling parameters of these sequences, one array per name."""
-    requests = sequences[0].requests
-    if all(sequence.requests is requests for sequence in sequences):
-        index = [sequence.request for sequence in sequences]
-        return {name: requests.rows[name][index] for name in names}
-    return {name: np.array([sequence.param(name) for sequence in sequences]) for name in names}
-
-
-def _missing(kind: StatType, length: int) -> Tensor:
+def _missing(dtype: torch.dtype, length: int) -> Tensor:
     """Return the value of a statistic for tokens without one: NaN for floats, else 0."""
-    dtype, shape = kind
-    return torch.full((length, *shape), torch.nan if dtype.is_floating_point else 0, dtype=dtype)
+    return torch.full((length,), torch.nan if dtype.is_floating_point else 0, dtype=dtype)

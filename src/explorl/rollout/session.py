@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -24,22 +23,18 @@ import torch
 from explorl.modeling.attention import model_lock, sampling_mode
 from explorl.modeling.gpu import on
 from explorl.modeling.precision import default_torch_settings
-from explorl.rollout.requests import Prompt, Requests, continuation_tokens
+from explorl.rollout.requests import Requests, continuation_tokens
 from explorl.rollout.rollouts import Rollout
 from explorl.rollout.sampling import Active, SamplingParams
-from explorl.rollout.sampling.constraints import token_list
+from explorl.rollout.sampling.params import token_list
 from explorl.rollout.sampling.rng import fork_key, request_keys
-from explorl.rollout.sampling.tables import Tables
 from explorl.rollout.scheduler import Scheduler
-from explorl.rollout.sequences import SequenceState, stat_types
+from explorl.rollout.sequences import STATS, PromptTokens, SequenceState
 
 if TYPE_CHECKING:
     from explorl.rollout.engine import Engine
 
 logger = logging.getLogger(__name__)
-
-TABLE_INDICES = ("curve", "stop_set", "bias_set")
-"""A request's indices into `Tables`, by their names in `SequenceState`."""
 
 
 def plain_tokens(tokenizer: Any, text: str) -> list[int]:
@@ -55,16 +50,29 @@ class Session:
     """
 
     def __init__(
-        self, engine: Engine, *, keep: bool = True, on_finish: Callable[[Rollout], object] | None = None
+        self,
+        engine: Engine,
+        requests: Requests,
+        params: SamplingParams,
+        *,
+        keep: bool = True,
+        on_finish: Callable[[Rollout], object] | None = None,
     ) -> None:
-        self.engine, self._on_finish = engine, on_finish
-        self._sequences: list[SequenceState] = []
+        self.engine, self._requests, self._on_finish = engine, requests, on_finish
         self._scheduler: Scheduler | None = None
         self._keep = keep
-        self._active = Active()
-        self._tables = Tables()
-        self._strings: list[Sequence[str]] = []
-        """Stop strings of each row."""
+        self._active = Active.of(params, requests.rows)
+        self.prompt_ids = requests.prompts
+        """Tokens of each prompt, by `Rollout.prompt_index`."""
+        prompts = {tuple(ids): PromptTokens(tuple(ids)) for ids in requests.prompts}
+        stat_types = {**STATS, "min_p_mass": torch.float32} if params.min_p_mass else STATS
+        keys = request_keys(requests.seed, range(len(requests))).tolist()
+        self._sequences = [
+            SequenceState(
+                row, prompts[tuple(requests.prompts[row // requests.n])], requests, row, key, limit, stat_types
+            )
+            for row, (key, limit) in enumerate(zip(keys, requests.rows["max_tokens"].tolist(), strict=True))
+        ]
         self._ended: list[SequenceState] = []
         """Rows that have ended and that `step` has not returned yet."""
         self._weights: Any = None
@@ -77,72 +85,8 @@ class Session:
         """Steps decoded so far, each of up to one token per row."""
         self.sampling = False
         """True if `step` or `run` is running, as when ``on_finish`` is called."""
-        self.prompt_ids: list[list[int]] = []
-        """Tokens of each prompt, by `Rollout.prompt_index`."""
 
     # Rows
-
-    @default_torch_settings()
-    def add(self, prompts: Sequence[Prompt], n: int = 1, params: SamplingParams | None = None) -> list[int]:
-        """Add requests, which are sampled as `Engine.generate` would sample them alone, and return their rows."""
-        self._check_open()
-        params = params or SamplingParams()
-        return self._add(self.engine.requests(prompts, n, params), params)
-
-    def _add(self, requests: Requests, params: SamplingParams) -> list[int]:
-        self._merge_active(requests, params)
-        keys = request_keys(requests.seed, range(len(requests)))
-        unique_prompts = [self.engine.prompt(ids) for ids in requests.unique_prompts]
-        first, first_prompt = len(self._sequences), len(self.prompt_ids)
-        self.prompt_ids += requests.prompts
-        indices = self._tables.add(requests)
-        self._active = replace(self._active, stop_sets=self._active.stop_sets or len(self._tables.stops) > 1)
-        self._strings += requests.stops
-        limits, top_tokens = requests.rows["max_tokens"].tolist(), requests.rows["logprobs"].tolist()
-        types = {k: stat_types(k, bool(params.min_p_mass)) for k in set(top_tokens)}
-        columns = zip(*(values.tolist() for values in (keys, *(indices[name] for name in TABLE_INDICES))), strict=True)
-        for request, (key, *table_indices) in enumerate(columns):
-            prompt, sample = divmod(request, requests.n)
-            self._sequences.append(
-                SequenceState(
-                    first + request,
-                    unique_prompts[requests.prompt_of[request]],
-                    requests,
-                    request,
-                    prompt_index=first_prompt + prompt,
-                    sample_index=sample,
-                    key=key,
-                    limit=limits[request],
-                    stat_types=types[top_tokens[request]],
-                    **dict(zip(TABLE_INDICES, table_indices, strict=True)),
-                )
-            )
-        rows = list(range(first, len(self._sequences)))
-        self._enqueue(rows)
-        return rows
-
-    def _merge_active(self, requests: Requests, params: SamplingParams) -> None:
-        """Add the sampling steps that these requests need; raise `ValueError` if they conflict with other rows."""
-        active = Active.of(params, requests.rows)
-        if self._sequences:
-            for name, current, new in (
-                ("temperature_by_position", self._active.by_position, active.by_position),
-                ("min_p_mass", self._active.min_p_mass, active.min_p_mass),
-            ):
-                if current != new:
-                    raise ValueError(
-                        f"{name} must be the same for all rows of a session; open another session for these requests"
-                    )
-            both = self._active.bottom_p_chance and active.bottom_p_chance
-            if both and self._active.per_sequence != active.per_sequence:
-                raise ValueError(
-                    f"bottom_p_per is {params.bottom_p_per!r}, but the session's other rows use another value; open "
-                    "another session for these requests"
-                )
-            active = Active(
-                **{f.name: max(getattr(active, f.name), getattr(self._active, f.name)) for f in fields(active)}
-            )
-        self._active = active
 
     @default_torch_settings()
     def extend(self, row: int, tokens: str | Sequence[int], max_tokens: int | None = None) -> None:
@@ -193,13 +137,8 @@ class Session:
                     sequence.prompt,
                     sequence.requests,
                     sequence.request,
-                    sequence.prompt_index,
-                    sequence.sample_index,
                     key=fork_key(sequence.key, sequence.forks),
                     limit=limit,
-                    curve=sequence.curve,
-                    stop_set=sequence.stop_set,
-                    bias_set=sequence.bias_set,
                     stat_types=sequence.stat_types,
                     tokens=sequence.tokens[:length],
                     stat_parts=[stats] if length else [],
@@ -210,7 +149,6 @@ class Session:
                     saved_kv=None if kv is None else kv.first(length, sequence.prompt.stored),
                 )
             )
-            self._strings.append(self._strings[row])
             sequence.forks += 1
         if kv is not None:
             kv.drop()
@@ -301,7 +239,7 @@ class Session:
             self._scheduler.move_out(keep=False)
             for sequence in self._sequences:
                 sequence.discard_kv()
-            self.engine.keep_memory(self._scheduler.memory)
+            self._scheduler.memory.clean()
         self._closed, self._scheduler = why, None
         self.engine.on_session_closed(self)
 
@@ -380,29 +318,19 @@ class Session:
         }
         max_slots = engine.most_rows() if self._max_rows is None else self._max_rows
         if scheduler is not None and scheduler.runner.plan.holds(scheduler.slots, max_slots, **needs):
-            if self._active.logprobs != scheduler.active.logprobs:  # the statistics are allocated again
-                scheduler.move_out()
-            scheduler.active, scheduler.certain = self._active, self._certain
-            self._tables.put(scheduler.runner, self._active)
             return scheduler
         if scheduler is None:
-            scheduler = Scheduler(self._sequences, engine.tokenizer, self._strings, self._keep, self._end)
-            memory = engine.kept_memory()
+            scheduler = Scheduler(self._requests, self._sequences, engine.tokenizer, self._keep, self._end)
+            memory = None
             scheduler.enqueue(*live)
         else:
             needs["requests"] = max(needs["requests"], 2 * scheduler.slots)
             scheduler.move_out()
             memory = scheduler.memory
-        runner, slots = engine.prepare(self._active, rows=self._max_rows, table_bytes=self._tables.bytes, **needs)
-        self._tables.put(runner, self._active)
+        runner, slots = engine.prepare(self._active, rows=self._max_rows, **needs)
         scheduler.move_in(runner, slots, self._active, memory)
-        self._scheduler, scheduler.certain = scheduler, self._certain
+        self._scheduler = scheduler
         return scheduler
-
-    @property
-    def _certain(self) -> bool:
-        """True if rows end only at their limits, apart from errors."""
-        return not any(self._tables.stops) and not any(self._strings)
 
     def _enqueue(self, rows: Sequence[int]) -> None:
         for row in rows:

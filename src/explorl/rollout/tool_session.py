@@ -16,7 +16,7 @@ from explorl.rollout.engine import Engine
 from explorl.rollout.requests import Prompt
 from explorl.rollout.rollouts import Rollout, ToolCall
 from explorl.rollout.sampling import SamplingParams
-from explorl.rollout.sampling.constraints import spread
+from explorl.rollout.sampling.params import spread
 from explorl.rollout.session import plain_tokens
 from explorl.rollout.tool_listener import PoolListener, leave_processors, processors
 from explorl.rollout.tool_spans import LONGEST_CLOSING, open_call_in_prompt

@@ -1,11 +1,10 @@
-"""Logits processors for `model.generate`: bottom-p for its users, and bans for our own calls."""
+"""A logits processor for `model.generate`: bottom-p."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 from transformers import LogitsProcessor
 
@@ -81,13 +80,3 @@ class BottomPLogitsProcessor(LogitsProcessor):
             numbers = torch.rand(rows, generator=self.generator, device=scores.device)
             self._chosen = numbers < self.frequency
         return self._chosen
-
-
-class BansLogitsProcessor(LogitsProcessor):
-    """Prevents tokens from being sampled."""
-
-    def __init__(self, banned: Bool[Tensor, " vocab"]) -> None:
-        self.banned = banned
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        return scores.masked_fill(self.banned.to(scores.device), -torch.inf)  # type: ignore[return-value]

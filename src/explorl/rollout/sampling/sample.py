@@ -25,9 +25,8 @@ from explorl.rollout.sampling import (
     warp_top_k,
     warp_top_p,
 )
-from explorl.rollout.sampling.ranking import SLACK, branching_count, first_tokens
+from explorl.rollout.sampling.ranking import SLACK, branching_count
 from explorl.rollout.state import (
-    BIAS_SET,
     BOTTOM_P,
     BROKEN,
     FREQUENCY,
@@ -188,7 +187,7 @@ def draw(
     token = pick(weights, rng.uniform(ints[KEY], ints[STEP]), row_of)
     if active.greedy:
         greedy = reals[TEMPERATURE] == 0
-        best = _with_penalties(scores, state, slots, active)
+        best = _penalised(scores, state, slots) if active.repetition else scores
         likeliest = best.argmax(-1) if row_of is None else best.argmax(-1)[row_of]
         token = torch.where(greedy, likeliest, token)
     token = torch.where(broken, 0, token)
@@ -234,15 +233,10 @@ def _cuts(weights: Tensor, p: Tensor, row_of: Tensor | None) -> bool:
     return not bool((top > (1.0 - p) * (1 + 2 * SLACK)).all())
 
 
-def _with_penalties(scores: Tensor, state: SlotState, rows: int, active: Active) -> Tensor:
-    """Apply bias, bans and the repetition penalty, which also affect the greedy choice, to scores."""
-    if active.bias:
-        assert state.bias is not None
-        scores = scores + state.bias[state.ints[BIAS_SET, :rows]]
-    if active.repetition:
-        assert state.seen is not None
-        scores = warp_repetition(scores, state.seen[:rows], state.reals[REPETITION, :rows])
-    return scores
+def _penalised(scores: Tensor, state: SlotState, rows: int) -> Tensor:
+    """Apply the repetition penalty, which also affects the greedy choice, to scores."""
+    assert state.seen is not None
+    return warp_repetition(scores, state.seen[:rows], state.reals[REPETITION, :rows])
 
 
 def _apply_warpers(
@@ -251,8 +245,8 @@ def _apply_warpers(
     """Apply all warpers to scores; also return the coin if one is tossed for this token."""
     ints, reals = state.ints[:, :rows], state.reals[:, :rows]
     ranked, warped, rate = scores, policy, None  # cuts compare scores before the temperature
-    if active.bias or active.repetition:
-        ranked = warped = _with_penalties(scores, state, rows, active)
+    if active.repetition:
+        ranked = warped = _penalised(scores, state, rows)
         if active.temperature:
             warped = warp_temperature(warped, reals[TEMPERATURE])
     if active.temperature:
@@ -276,19 +270,6 @@ def _apply_warpers(
     return warped.masked_fill(cut & applied[:, None], -torch.inf), coin
 
 
-def alternatives(
-    logits: Float[Tensor, "rows vocab"], state: SlotState, active: Active, row_of: Int[Tensor, " slots"] | None = None
-) -> tuple[Int[Tensor, "slots k"], Float[Tensor, "slots k"]]:
-    """Return the k most likely tokens of each slot and their log π, as in `SampledToken.logp`."""
-    scores = logits.float().clamp(min=FLOOR)
-    ids = first_tokens(scores, active.logprobs)
-    if row_of is not None:
-        scores, ids = scores[row_of], ids[row_of]
-    if active.temperature:
-        scores = warp_temperature(scores, state.reals[TEMPERATURE, : len(scores)])
-    return ids, torch.log_softmax(scores, -1).gather(-1, ids)
-
-
 def sample_step(
     logits: Float[Tensor, "rows vocab"],
     state: SlotState,
@@ -309,10 +290,6 @@ def sample_step(
     _record(state.out_reals[:, :rows], step, new_reals, good)
     if result.min_p_mass is not None and state.out_mass is not None:
         _record(state.out_mass[None, :rows], step, result.min_p_mass[None], good)
-    if active.logprobs and state.top_ids is not None and state.top_logps is not None:
-        ids, logps = alternatives(logits, state, active, row_of)
-        _record_many(state.top_ids[:rows], step, ids, good)
-        _record_many(state.top_logps[:rows], step, logps, good)
     if state.seen is not None:
         seen = state.seen[:rows]
         token = result.token[:, None]
@@ -361,10 +338,3 @@ def _record(out: Tensor, step: Tensor, values: Tensor, where: Tensor) -> None:
     index = step.expand(len(out), *step.shape)
     old = out.gather(-1, index)
     out.scatter_(-1, index, torch.where(where[:, None], values[..., None].to(out.dtype), old))
-
-
-def _record_many(out: Tensor, step: Tensor, values: Tensor, where: Tensor) -> None:
-    """Write (rows, k) values at each row's step of ``out`` (rows, tokens, k), only ``where`` it is true."""
-    index = step[..., None].expand(-1, -1, out.shape[-1])
-    old = out.gather(1, index)
-    out.scatter_(1, index, torch.where(where[:, None, None], values[:, None].to(out.dtype), old))

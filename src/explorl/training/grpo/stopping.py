@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
-from explorl.rollout.sampling.constraints import freeze_texts, is_per_request
+from explorl.rollout.sampling.params import freeze_texts, is_per_request
 from explorl.rollout.stops import StopStrings
 
 NAMES = ("stop_strings", "stop")
