@@ -20,8 +20,8 @@ from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import FEW_ROWS, TorchOps
 from explorl.rollout import Engine, SamplingParams, UnsupportedModel
 from explorl.rollout.engine import MAX_IDLE_SHARE
+from explorl.rollout.memory.cache import LayerShape
 from explorl.rollout.memory.pages import PageCache
-from explorl.rollout.memory.slots import LayerShape, PromptCache
 from explorl.rollout.memory_plan import make_plan
 from explorl.rollout.sequences import STATS
 
@@ -336,7 +336,8 @@ def test_a_model_outside_the_attention_interface_is_refused() -> None:
 # Memory
 
 
-def test_the_plan_is_what_is_allocated(llama: Any, place: str) -> None:
+@pytest.mark.usefixtures("place")
+def test_the_plan_is_what_is_allocated(llama: Any) -> None:
     engine = Engine(llama, batch_size=6)
     engine.generate(prompts(), 4, PARAMS)
     plan, runner = engine.plan, engine._runner
@@ -352,9 +353,8 @@ def test_the_plan_is_what_is_allocated(llama: Any, place: str) -> None:
         assert plan.cache_bytes == held + runner.cache.table.nbytes
         assert plan.prompt_bytes == 0
     else:
-        assert isinstance(runner.filling, PromptCache)
-        assert plan.cache_bytes == 6 * (10 + 32 * (place == "joined")) * token_bytes == held
-        prompts_held = sum(b.nbytes for b in runner.filling.blocks)
+        assert plan.cache_bytes == 6 * 10 * token_bytes == held
+        prompts_held = sum(b.nbytes for b in runner.prefill_cache.cache.blocks)
         assert plan.prompt_bytes == plan.entries * 29 * token_bytes == prompts_held
     state = runner.state
     held = sum(t.nbytes for t in (state.ints, state.reals, state.out_ints, state.out_reals, state.stops))

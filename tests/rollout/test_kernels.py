@@ -112,9 +112,9 @@ def test_decode_attention(
 
 @pytest.mark.parametrize(("window", "cap"), [(None, None), (5, None), (1, None), (None, 3.0)])
 def test_pages_in_torch_equal_pages_in_the_kernel(window: Any, cap: Any) -> None:
-    from explorl.rollout.kernels import KernelPages
+    from explorl.rollout.memory.cache import LayerShape
     from explorl.rollout.memory.pages import PageCache
-    from explorl.rollout.memory.slots import LayerShape
+    from explorl.rollout.memory.triton_attention import KernelPages
 
     layers = [LayerShape(2, 16, 16, torch.float32, DEVICE)] * 2
     state = SlotState(3, 4, 10, DEVICE)

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from explorl.rollout import Engine, SamplingParams, memory_plan
-from explorl.rollout.memory.slots import LayerShape
+from explorl.rollout.memory.cache import LayerShape
 from explorl.rollout.memory_plan import allowed_memory, free_memory, make_plan, work_bytes, workspace_bytes
 
 from .models import prompts

@@ -298,9 +298,7 @@ class Play:
 def house(rng: np.random.Generator) -> Iterator[str]:
     """One of the ways in which rows can lie in memory and be looked at."""
     with pytest.MonkeyPatch.context() as patch:
-        kind = str(rng.choice(["joined", "apart", "pages", "ahead"]))
-        if kind == "apart":
-            patch.setattr(memory_plan, "SHORT_PROMPT", 0)
+        kind = str(rng.choice(["spans", "spans", "pages", "ahead"]))
         if kind in ("pages", "ahead"):
             patch.setattr(memory_plan, "SPANS", ())
             patch.setitem(pages.PAGE, "cpu", int(rng.choice([2, 4, 16])))

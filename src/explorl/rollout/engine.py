@@ -26,7 +26,7 @@ from explorl.modeling.llama import llama_like
 from explorl.modeling.onednn_ops import copied_bytes
 from explorl.modeling.precision import CastWeights, default_torch_settings, weights_dtype
 from explorl.modeling.proof import TAIL, reached, touched
-from explorl.rollout.memory.slots import probe
+from explorl.rollout.memory.cache import probe
 from explorl.rollout.memory_plan import ROWS, Plan, free_memory, make_plan, total_memory
 from explorl.rollout.requests import Prompt, Requests, eos_token_ids, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import torch
 
-from explorl.rollout.memory.joined import SHORT_PROMPT
+from explorl.rollout.memory.cache import LayerShape
 from explorl.rollout.memory.pages import COPY_BYTES, PAGE, RESERVED_PAGES
-from explorl.rollout.memory.slots import LayerShape
 from explorl.rollout.state import SlotState
 
 ROWS = {"cuda": 1024, "cpu": 256}
@@ -54,8 +53,6 @@ class Plan:
     """Most pages of a row."""
     entries: int = 0
     """Prompts stored at once, if rows have spans."""
-    joined: bool = False
-    """True if every span begins with a copy of its prompt."""
     weight_bytes: int = 0
     """Memory of copied weights; see `explorl.modeling.onednn_ops`."""
 
@@ -66,12 +63,16 @@ class Plan:
 
     def covers(self, other: Plan) -> bool:
         """Return whether a call with the other plan can run in this one's memory with bit-identical results."""
-        same = self.joined == other.joined and self.page == other.page
         sizes = ("tokens", "entries", "prompt_tokens", "row_pages", "weight_bytes")
         large = all(getattr(self, name) >= getattr(other, name) for name in sizes)
         # The free memory differs a little each time, which alone is not worth new memory and graphs.
         share = REUSE_SHARE if other.split else 1.0
-        return same and large and self.slots >= share * other.slots and self.pages >= share * other.pages
+        return (
+            self.page == other.page
+            and large
+            and self.slots >= share * other.slots
+            and self.pages >= share * other.pages
+        )
 
     def holds(
         self, slots: int, max_slots: int, *, requests: int, prompts: int, prompt_tokens: int, tokens: int
@@ -279,20 +280,18 @@ def make_plan(
 def _spans(
     layers: Sequence[LayerShape], rows: int, tokens: int, stored: int, prefill: int, entries: int, work: int
 ) -> Plan:
-    """Return the plan with one span per row; short prompts are copied into the spans."""
+    """Return the plan with one span per row."""
     token_bytes = sum(layer.bytes for layer in layers)
-    joined = stored <= SHORT_PROMPT
     return Plan(
         slots=rows,
         tokens=tokens,
         prompt_tokens=stored,
         prefill_tokens=prefill,
-        cache_bytes=rows * (tokens + joined * SHORT_PROMPT) * token_bytes,
+        cache_bytes=rows * tokens * token_bytes,
         prompt_bytes=entries * stored * token_bytes,
         work_bytes=work,
         split=False,
         entries=entries,
-        joined=joined,
     )
 
 

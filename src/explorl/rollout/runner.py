@@ -17,10 +17,9 @@ from explorl.modeling.fused_ops_triton import FusedTritonOps
 from explorl.modeling.llama import LlamaForward, Ops, TorchOps, llama_like
 from explorl.modeling.onednn_ops import OneDnnOps
 from explorl.modeling.proof import keeps_logits
-from explorl.rollout.memory.joined import JoinedCache
-from explorl.rollout.memory.pages import PageCache, PagePrefill
-from explorl.rollout.memory.sharing import Layout
-from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
+from explorl.rollout.memory.cache import LayerShape, Layout, Prefill
+from explorl.rollout.memory.pages import PageCache
+from explorl.rollout.memory.spans import PromptCache, SpanCache
 from explorl.rollout.memory_plan import Plan
 from explorl.rollout.sampling import Active
 from explorl.rollout.sampling.sample import Scratch, sample_step
@@ -58,19 +57,19 @@ class Runner:
         )
         page_cache: type[PageCache] = PageCache
         if use_kernels:
-            from explorl.rollout.kernels import KernelPages, sample_step_kernel
+            from explorl.rollout.memory.triton_attention import KernelPages
+            from explorl.rollout.sampling.kernel import sample_step_kernel
 
             page_cache, self.sample_step = KernelPages, sample_step_kernel
-        self.cache: PageCache | SlotCache
-        self.filling: PagePrefill | PromptCache
-        """The cache that a prompt pass writes to."""
+        self.cache: PageCache | SpanCache
+        prompts: PageCache | PromptCache
         if plan.pages:
-            self.cache = page_cache(layers, plan.slots, plan.pages, plan.row_pages, plan.page, self.state)
-            self.filling = PagePrefill(self.cache)
+            self.cache = prompts = page_cache(layers, plan.slots, plan.pages, plan.row_pages, plan.page, self.state)
         else:
-            self.filling = PromptCache(layers, plan.entries, plan.prompt_tokens)
-            slot_cache = JoinedCache if plan.joined else SlotCache
-            self.cache = slot_cache(layers, plan.slots, plan.tokens, self.state, self.filling)
+            prompts = PromptCache(layers, plan.entries, plan.prompt_tokens)
+            self.cache = SpanCache(layers, plan.slots, plan.tokens, self.state, prompts)
+        self.prefill_cache = Prefill(prompts)
+        """The cache that a prompt pass writes to."""
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self._warm_up: Any = None
@@ -135,7 +134,7 @@ class Runner:
         if graphs:
             length = min(-(-length // PREFILL_BUCKET) * PREFILL_BUCKET, self.plan.prompt_tokens)
         ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self.device)
-        at = self.filling.places(at, prompts, length)
+        at = self.prefill_cache.cache.places(at, prompts, length)
         shape = len(prompts), length
         if graphs and shape in self._prefills:  # the shape repeats
             graph = self._prefills[shape]
@@ -150,8 +149,8 @@ class Runner:
 
     def _prefill_eagerly(self, ids: Tensor, at: Tensor) -> None:
         positions = torch.arange(ids.shape[1], device=self.device).expand(len(ids), -1)
-        self.filling.at = at
-        self._compute(ids, positions, self.filling)
+        self.prefill_cache.at = at
+        self._compute(ids, positions, self.prefill_cache)
 
     def extend(self, at: Sequence[Any], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
         """Compute tokens ``ids[i]`` at positions ``starts[i]`` and up, of rows whose earlier tokens are computed."""
@@ -187,20 +186,15 @@ class Runner:
 
     # Decoding
 
-    @property
-    def shares(self) -> bool:
-        """True if sequences with the same tokens are decoded as one row."""
-        return self.device.type == "cpu" and not self.use_graphs and not self.plan.pages
-
-    def run(self, layout: Layout, length: int, even: bool, steps: int, active: Active) -> None:
-        """Decode ``steps`` steps; the rows have filled up to ``length`` columns, or exactly as many if ``even``."""
+    def run(self, layout: Layout, even: bool, steps: int, active: Active) -> None:
+        """Decode ``steps`` steps; ``even`` means that all rows have filled as many columns as the longest."""
         if self._unrolled is not None:
             self._unrolled.table.refresh()
         for step in range(steps):
             if self.use_graphs:
-                self._replay(layout.rows, self._bucket(length + steps), active)
+                self._replay(layout.rows, self._bucket(layout.length + steps), active)
             else:
-                self._step(layout, min(length + step + 1, self.cache.capacity), even and step == 0, active)
+                self._step(layout, min(layout.length + step + 1, self.cache.capacity), even and step == 0, active)
 
     def _bucket(self, length: int) -> int:
         if self.use_kernels:
@@ -228,7 +222,7 @@ class Runner:
             except RuntimeError as error:
                 logger.warning("this model cannot be captured as a CUDA graph (%s); decoding step by step", error)
                 self.use_graphs = False
-                return self._step(Layout(rows, rows, None, None), length, False, active)
+                return self._step(Layout(rows, rows, length), length, False, active)
         graph.replay()
 
     def _capture(self, rows: int, length: int, active: Active) -> torch.cuda.CUDAGraph:
@@ -244,7 +238,7 @@ class Runner:
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._step(Layout(rows, rows, None, None), length, False, active)
+                self._step(Layout(rows, rows, length), length, False, active)
                 for tensor, old in zip(changed, before, strict=True):
                     tensor.copy_(old)
         torch.cuda.current_stream(self.device).wait_stream(stream)
@@ -252,7 +246,7 @@ class Runner:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._step(Layout(rows, rows, None, None), length, False, active)
+            self._step(Layout(rows, rows, length), length, False, active)
         return graph
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from explorl.rollout.memory.cache import Layout
 from explorl.rollout.memory.page_memory import PageMemory
-from explorl.rollout.memory.sharing import Layout
-from explorl.rollout.memory.spans import SpanMemory
+from explorl.rollout.memory.span_memory import SpanMemory
 from explorl.rollout.readback import Download, FinishedSequences, TokenReadback, graph_size, steps_until_readback
 from explorl.rollout.requests import Requests
 from explorl.rollout.runner import Runner
@@ -25,7 +25,6 @@ from explorl.rollout.state import (
     LIMIT,
     OFFSET,
     POSITION,
-    PROMPT,
     RUNNING,
     STATE_REALS,
     STATUS,
@@ -112,8 +111,9 @@ class Scheduler:
         if memory is None or not memory.migrate(runner, slots):
             self.discard_memory()
             memory = PageMemory(runner, slots) if runner.plan.pages else SpanMemory(runner, slots)
-        self.memory, memory.resting = memory, self.resting
-        self.paged = isinstance(memory, PageMemory)
+        self.memory, self.paged = memory, isinstance(memory, PageMemory)
+        if isinstance(memory, PageMemory):
+            memory.resting = self.resting
         self.waiting.sort(key=self._turn)
         runner.state.ints[STATUS] = IDLE
 
@@ -174,10 +174,12 @@ class Scheduler:
             self.settle()
             return 0
         lengths = self.steps[busy]
-        layout = self._layout(busy)
+        layout = self.memory.layout(busy, self.offsets[busy] + lengths, lengths)
+        if self.runner.use_graphs:
+            rows = graph_size(layout.rows, self.slots)
+            layout = Layout(rows, rows, layout.length)
         even = bool((lengths == lengths[0]).all())
-        length = self.memory.length(self.offsets[busy] + lengths, lengths)
-        self.runner.run(layout, length, even, steps, self.active)
+        self.runner.run(layout, even, steps, self.active)
         self.steps[busy] = np.minimum(lengths + steps, self.limits[busy])
         if not ahead:
             self._begin_readback()
@@ -202,6 +204,8 @@ class Scheduler:
 
     def _make_room(self, busy: np.ndarray, steps: int) -> np.ndarray:
         """Allocate memory for the next steps, evicting the youngest sequences if needed; return the busy slots."""
+        if isinstance(self.memory, SpanMemory):
+            return busy  # every row has room for its longest completion
         while not self.memory.reserve(
             busy, self.offsets[busy] + np.minimum(self.steps[busy] + steps, self.limits[busy])
         ):
@@ -216,14 +220,7 @@ class Scheduler:
             self.enqueue(self.remove(youngest, keep=False))
             self.crowded = True
             busy = np.flatnonzero(self.owner >= 0)
-        self.memory.publish()
         return busy
-
-    def _layout(self, busy: np.ndarray) -> Layout:
-        if self.runner.use_graphs:
-            rows = graph_size(int(busy[-1]) + 1, self.slots)
-            return Layout(rows, rows, None, None)
-        return self.memory.layout(busy)
 
     # Admission
 
@@ -249,6 +246,7 @@ class Scheduler:
         limits = np.array([sequence.limit for sequence in sequences])
         index = [sequence.request for sequence in sequences]
         params = {name: values[index] for name, values in self.requests.rows.items()}
+        self.memory.start(slots, sequences)
         fields = {
             TOKEN: np.array([(sequence.tokens or sequence.prompt.tokens)[-1] for sequence in sequences]),
             POSITION: offsets + lengths,
@@ -257,7 +255,6 @@ class Scheduler:
             STATUS: RUNNING,
             KEY: np.array([sequence.key for sequence in sequences]),
             TOP_K: params["top_k"],
-            PROMPT: self.memory.start(slots, sequences),
             OFFSET: offsets,
             CURVE: params["curve"],
             STOP_SET: params["stop_set"],
@@ -431,10 +428,9 @@ class Scheduler:
     def _rearrange(self) -> None:
         """Split shared rows whose slots sampled different tokens, and close gaps if that is worth it."""
         longest = int(self.steps.max())
-        busy = np.flatnonzero(self.owner >= 0)
-        slots = self.memory.split(longest)
-        if slots is not None:
-            self._move_slots(busy, slots)
+        spans = self.memory if isinstance(self.memory, SpanMemory) else None
+        if spans is not None and (slots := spans.split(longest)) is not None:
+            self._move_slots(np.flatnonzero(self.owner >= 0), slots)
         busy = np.flatnonzero(self.owner >= 0)
         count = len(busy)
         if count and not self.waiting:
@@ -447,8 +443,9 @@ class Scheduler:
                 source = busy[busy >= count]
                 target = np.flatnonzero(self.owner[:count] < 0)
                 self._move_slots(source, target)
-                self.memory.move_slots(source, target, longest)
-        self.memory.compact(longest, count)
+                self.memory.move_slots(source, target)
+        if spans is not None:
+            spans.compact(longest, count)
 
     def _move_slots(self, source: np.ndarray, target: np.ndarray) -> None:
         """Move the state of slots, all at once, so that they may swap."""

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from explorl.rollout.sampling.params import Active
 
-TOKEN, POSITION, STEP, LIMIT, STATUS, KEY, TOP_K, PROMPT, OFFSET, CURVE, STOP_SET = range(11)
+TOKEN, POSITION, STEP, LIMIT, STATUS, KEY, TOP_K, OFFSET, CURVE, STOP_SET = range(10)
 """Rows of `SlotState.ints`: next input token, its position, tokens sampled so far, most tokens, status, random key,
-top-k, prompt entry, the number of tokens in that entry, and the slot's rows in `curves` and `stops`."""
+top-k, the number of stored prompt tokens, and the slot's rows in `curves` and `stops`."""
 TEMPERATURE, TOP_P, MIN_P, REPETITION, BOTTOM_P, FREQUENCY = range(6)
 """Rows of `SlotState.reals`."""
 STATE_REALS = {

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from explorl.rollout.memory.cache import Layout
 from explorl.rollout.memory.pages import BLANK, RESERVED_PAGES, pages_for
-from explorl.rollout.memory.sharing import Layout
 from explorl.rollout.sequences import PromptTokens, SequenceState
 
 
@@ -42,8 +42,6 @@ class RetainedPages:
 
 class PageMemory:
     """Allocates pages to samples and computes the keys and values that are not stored yet."""
-
-    shares = False
 
     def __init__(self, runner: Any, slots: int) -> None:
         self.runner, self.cache, self.page = runner, runner.cache, runner.cache.page
@@ -187,7 +185,7 @@ class PageMemory:
         if new:
             self.runner.prefill([self.prompts[prompt] for prompt in new], [prompt.tokens for prompt in new])
 
-    def start(self, slots: np.ndarray, samples: Sequence[SequenceState]) -> np.ndarray:
+    def start(self, slots: np.ndarray, samples: Sequence[SequenceState]) -> None:
         """Put samples that `admit` returned into slots."""
         stored = np.zeros(len(slots), dtype=np.int64)
         self.page_counts[slots] = 0
@@ -216,7 +214,6 @@ class PageMemory:
         if len(incomplete):
             ids = [samples[i].ids[stored[i] : lengths[i]] for i in incomplete.tolist()]
             self.runner.extend([self._pages(slot) for slot in slots[incomplete]], stored[incomplete].tolist(), ids)
-        return np.zeros(len(slots), dtype=np.int64)
 
     def _pages(self, slot: int) -> np.ndarray:
         """Return the pages of a slot."""
@@ -241,11 +238,17 @@ class PageMemory:
                 self.release(prompt_pages)
 
     def reserve(self, slots: np.ndarray, tokens: np.ndarray) -> bool:
-        """Allocate pages for ``tokens`` tokens in each slot; return False if a sequence has to be evicted first."""
+        """Allocate pages for ``tokens`` tokens in each slot, and publish the tables on the device.
+
+        Return False if a sequence has to be evicted first.
+        """
         missing = np.maximum(pages_for(tokens, self.page) - self.page_counts[slots], 0)
         if not self._make_room(int(missing.sum())):
             return False
         self._grow(slots, missing)
+        if self._stale:
+            self.cache.put_tables(self.tables)
+            self._stale = False
         return True
 
     def clean(self) -> None:
@@ -256,35 +259,18 @@ class PageMemory:
 
     # Decoding
 
-    def length(self, positions: np.ndarray, completions: np.ndarray) -> int:
-        """Return the number of columns that the longest sequence has filled."""
-        return int(positions.max())
-
-    def layout(self, slots: np.ndarray) -> Layout:
-        """Return the rows and slots of the next steps."""
+    def layout(self, slots: np.ndarray, positions: np.ndarray, completions: np.ndarray) -> Layout:
+        """Return the rows and slots of the next steps, given how many tokens the slots have."""
         rows = int(slots[-1]) + 1
-        return Layout(rows, rows, None, None)
+        return Layout(rows, rows, int(positions.max()))
 
-    def publish(self) -> None:
-        """Copy changed tables to the device."""
-        if self._stale:
-            self.cache.put_tables(self.tables)
-            self._stale = False
-
-    def split(self, steps: int) -> np.ndarray | None:
-        """Return None: every slot has its own row."""
-        return None
-
-    def move_slots(self, source: np.ndarray, target: np.ndarray, steps: int) -> None:
+    def move_slots(self, source: np.ndarray, target: np.ndarray) -> None:
         """Move sequences from ``source`` slots to ``target`` slots."""
         for values, empty in ((self.tables, BLANK), (self.page_counts, 0)):
             moved = values[source]
             values[source] = empty
             values[target] = moved
         self._stale = True
-
-    def compact(self, steps: int, slots: int) -> None:
-        """Do nothing: rows are slots, so there are no gaps between rows to close."""
 
 
 def _stored_beginnings(
