@@ -111,7 +111,7 @@ class Engine:
         self._check_idle()
         params = params or SamplingParams()
         requests = self.requests(prompts, n, params)
-        with self._session(requests, params, keep=False, on_finish=on_finish) as session:
+        with Session(self, requests, params, keep=False, on_finish=on_finish) as session:
             session.run()
         rollouts = Rollouts(session.finished(), requests.prompts, n, requests.seed)
         for rollout in rollouts.errors if self.unrolled is None else ():  # otherwise this is a trial
@@ -123,13 +123,12 @@ class Engine:
         """Return a session, which samples like `generate` but lets the caller interrupt it; see `Session`."""
         self._check_idle()
         params = params or SamplingParams()
-        return self._session(self.requests(prompts, n, params), params)
+        return Session(self, self.requests(prompts, n, params), params)
 
-    def _session(self, requests: Requests, params: SamplingParams, **options: Any) -> Session:
+    def begin_session(self, session: Session) -> None:
+        """Close the latest session, as there is memory for one."""
         self._close_latest("the engine began another one")
-        session = Session(self, requests, params, **options)
         self._latest = session
-        return session
 
     def _close_latest(self, reason: str) -> None:
         self._check_idle()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from explorl.rollout.requests import Requests
 from explorl.rollout.rollouts import FinishReason, Rollout
+from explorl.rollout.sampling.rng import fork_key
 
 STATS: Mapping[str, torch.dtype] = {
     "logps": torch.float32,
@@ -116,6 +117,19 @@ class SequenceState:
             self.tokens.extend(tokens)
             self.stat_parts.append({name: _missing(dtype, len(tokens)) for name, dtype in self.stat_types.items()})
             self.no_stop_spans.append((begin, len(self.tokens)))
+
+    def spans_without_stop(self, length: int) -> list[tuple[int, int]]:
+        """Return `no_stop_spans` of the first ``length`` tokens."""
+        return [(begin, min(end, length)) for begin, end in self.no_stop_spans if begin < length]
+
+    def cut_back(self, length: int) -> None:
+        """Keep the first ``length`` tokens with their keys and values, and continue with new random numbers."""
+        if self.saved_kv is not None:
+            saved_kv, self.saved_kv = self.saved_kv, self.saved_kv.first(length, self.prompt.stored)
+            saved_kv.drop()
+        self.key, self.forks = fork_key(self.key, self.forks), 0
+        self.no_stop_spans, self.searched, self.stop = self.spans_without_stop(length), length, None
+        self.truncate(length)
 
     def stop_search_start(self, length: int) -> int:
         """Return before which of the first ``length`` tokens no stop string may begin."""

@@ -58,6 +58,7 @@ class Session:
         keep: bool = True,
         on_finish: Callable[[Rollout], object] | None = None,
     ) -> None:
+        engine.begin_session(self)
         self.engine, self._requests, self._on_finish = engine, requests, on_finish
         self._scheduler: Scheduler | None = None
         self._keep = keep
@@ -89,22 +90,28 @@ class Session:
     # Rows
 
     @default_torch_settings()
-    def extend(self, row: int, tokens: str | Sequence[int], max_tokens: int | None = None) -> None:
+    def extend(
+        self, row: int, tokens: str | Sequence[int], max_tokens: int | None = None, at: int | None = None
+    ) -> None:
         """Append tokens that were not sampled, such as a tool's output, to a row, and continue the row after them.
 
         Only the new tokens are computed. They have no statistics, and are False in `Rollout.sampled`. ``max_tokens`` is
         a new limit for the whole completion, forced tokens included; None keeps the row's limit. Without tokens the row
         is just continued, also after a stop string.
 
+        ``at`` first removes the tokens after that many. What is then sampled has new random numbers, like a fork.
+
         Text is taken literally: ``<|im_end|>`` becomes the tokens of these characters. For special tokens give ids.
         """
         sequence = self._continuable(row)
         ids = self._tokens(row, tokens)
         self._read_back(sequence)
-        length = len(sequence.tokens) + len(ids)
-        limit = self._limit(sequence, length, max_tokens)
+        kept = self._checked_position(sequence, at)
+        limit = self._limit(sequence, kept + len(ids), max_tokens)
         if self._scheduler is not None:
             self._scheduler.remove(sequence)
+        if kept < len(sequence.tokens):
+            sequence.cut_back(kept)
         sequence.append_forced(ids)
         sequence.limit = limit
         self._enqueue([row])
@@ -120,13 +127,10 @@ class Session:
         if n < 1:
             raise ValueError(f"n is {n}; ask for at least 1 fork")
         self._read_back(sequence)
-        current = len(sequence.tokens)
-        length = current if at is None else at
-        if not 0 <= length <= current:
-            raise ValueError(f"at is {at}, but row {row} has {current} tokens; use a number from 0 to {current}")
+        current, length = len(sequence.tokens), self._checked_position(sequence, at)
         limit = self._limit(sequence, length, max_tokens)
         kv, stats = self._shared_kv(sequence, length), sequence.stats(length)
-        no_stop_spans = [(begin, min(end, length)) for begin, end in sequence.no_stop_spans if begin < length]
+        no_stop_spans = sequence.spans_without_stop(length)
         if length == current and sequence.stop is not None:
             no_stop_spans.append((length - 1, length))
         rows = list(range(len(self._sequences), len(self._sequences) + n))
@@ -408,6 +412,15 @@ class Session:
                 f"row {row} cannot be extended with token id {wrong[0]}; the model has ids from 0 to {vocab - 1}"
             )
         return ids
+
+    def _checked_position(self, sequence: SequenceState, at: int | None) -> int:
+        """Return the position ``at`` in a completion, or its end; raise `ValueError` if it has fewer tokens."""
+        current = len(sequence.tokens)
+        if at is not None and not 0 <= at <= current:
+            raise ValueError(
+                f"at is {at}, but row {sequence.index} has {current} tokens; use a number from 0 to {current}"
+            )
+        return current if at is None else at
 
     def _limit(self, sequence: SequenceState, length: int, max_tokens: int | None) -> int:
         """Return the token limit of a row that has ``length`` tokens now; raise `ValueError` if those are too many."""

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from types import TracebackType
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
 
 import torch
 
+from explorl.modeling.precision import default_torch_settings
 from explorl.rollout.engine import Engine
 from explorl.rollout.requests import Prompt
 from explorl.rollout.rollouts import Rollout, ToolCall
 from explorl.rollout.sampling import SamplingParams
 from explorl.rollout.sampling.params import spread
-from explorl.rollout.session import plain_tokens
-from explorl.rollout.tool_listener import PoolListener, leave_processors, processors
+from explorl.rollout.session import Session, plain_tokens
 from explorl.rollout.tool_spans import LONGEST_CLOSING, open_call_in_prompt
 from explorl.rollout.tools import check_stops, find_call, output_block
 from explorl.sandbox.interpreter import Call, CellResult, Interpreter
@@ -37,6 +38,8 @@ _NEXT_OUTPUT, _NEXT_OUTPUT_BUSY = 0.02, 0.25
 processors, which are then busy anyway."""
 _POLL = 0.05
 """Seconds to wait for a call before checking again, if there is nothing else to do."""
+_REST = 0.005
+"""Seconds for which the listener leaves Python's interpreter lock to the sampling thread."""
 
 
 _CALLING_SHARES: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
@@ -47,8 +50,6 @@ _CALLING_SHARES: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
 class _Transcript:
     """A rollout in flight with its calls."""
 
-    row: int
-    """Its row in the engine's session."""
     limit: int
     """Most tokens."""
     allowed: int
@@ -59,8 +60,6 @@ class _Transcript:
     interpreter: Interpreter | None = None
     replay: list[str] = field(default_factory=list)
     """Code that restores the variables it had when it was forked; run before its first call."""
-    parent: int | None = None
-    forked_at: int | None = None
     ended: bool = False
 
     @property
@@ -86,12 +85,10 @@ class _CallStop:
     """The end of that text which the kept tokens do not contain."""
 
 
-class ToolSession:
-    """Rows that call a tool, which the caller can interrupt as in `explorl.rollout.session`.
+class ToolSession(Session):
+    """A session whose rows call a tool. `step` returns a row when it has ended with all its calls."""
 
-    Rows are numbered in the order of the requests, followed by forks.
-    """
-
+    @default_torch_settings()
     def __init__(
         self,
         engine: Engine,
@@ -105,7 +102,7 @@ class ToolSession:
     ) -> None:
         tools.check(engine.tokenizer)
         params = params or SamplingParams()
-        self.engine, self.tool = engine, tools.tool
+        self.tool = tools.tool
         self.seed = params.seed if params.seed is not None else int(torch.randint(2**62, ()).item())
         allowed = tools.calls(uses, len(prompts) * n)
         user_stops = spread("stop", params.stop, len(prompts), n)
@@ -113,23 +110,23 @@ class ToolSession:
         stops = [
             [*texts, self.tool.fence.stop] if calls else texts for texts, calls in zip(user_stops, allowed, strict=True)
         ]
+        params = replace(params, stop=stops, seed=self.seed)
+        requests = engine.requests(prompts, n, params)
         with ExitStack() as closing:
             self._pool = closing.enter_context(tools.pool()) if pool is None else pool
             self._listener = closing.enter_context(PoolListener(self._pool))
-            self._session = closing.enter_context(engine.open(prompts, n, replace(params, stop=stops, seed=self.seed)))
+            super().__init__(engine, requests, params)
             self._closing = closing.pop_all()
-        self.prompt_ids = self._session.prompt_ids
-        limits = self._limits(params, n)
         prompt_keys = [tuple(ids) for ids in self.prompt_ids]
         open_calls = {ids: open_call_in_prompt(ids, engine.tokenizer, self.tool) for ids in set(prompt_keys)}
         self._transcripts = [
-            _Transcript(row, limit, calls, open_calls[prompt_keys[row // n]])
-            for row, (limit, calls) in enumerate(zip(limits, allowed, strict=True))
+            _Transcript(limit, calls, open_calls[prompt_keys[row // n]])
+            for row, (limit, calls) in enumerate(zip(requests.rows["max_tokens"].tolist(), allowed, strict=True))
         ]
         self._waiting: dict[int, tuple[_CallStop, Call]] = {}
         """Running calls by row."""
-        self._ended: list[int] = []
-        """Rows that have ended and that `step` has not returned yet."""
+        self._done_rows: list[int] = []
+        """Rows that have ended with all their calls and that `step` has not returned yet."""
         self._last_check = 0
         """`Session.steps` when the calls were last checked."""
         self._callers = 0
@@ -139,17 +136,10 @@ class ToolSession:
         self._prestart()
         self._listener.wanted.set()
 
-    def _limits(self, params: SamplingParams, n: int) -> list[int]:
-        """Return the most tokens of each row."""
-        limits, context = params.rows(len(self.prompt_ids), n)["max_tokens"].tolist(), self.engine.context()
-        if context is None:
-            return [int(limit) for limit in limits]
-        return [min(int(limit), context - len(self.prompt_ids[row // n])) for row, limit in enumerate(limits)]
-
     @property
     def running(self) -> bool:
         """True if a row is unfinished or waits for a call."""
-        return bool(self._waiting) or self._session.running
+        return bool(self._waiting) or super().running
 
     def run(self) -> None:
         """Sample until every row has ended."""
@@ -157,85 +147,61 @@ class ToolSession:
         while self.running:
             self._advance(None, same_weights=True)
 
-    def step(self, tokens: int | None = None) -> list[Rollout]:
+    def step(self, tokens: int | None = None, *, same_weights: bool = False) -> list[Rollout]:
         """Sample until a row has ended with all its calls, or up to that many tokens per row; return what has ended."""
-        self._advance(tokens)
-        while not self._ended and tokens is None and self.running:
+        self._advance(tokens, same_weights)
+        while not self._done_rows and tokens is None and self.running:
             self._advance(None, same_weights=True)
-        ended, self._ended = self._ended, []
-        return [self.rollout(index) for index in ended]
+        ended, self._done_rows = self._done_rows, []
+        return [self.rollout(row) for row in ended]
 
-    def rollout(self, index: int) -> Rollout:
+    def rollout(self, row: int) -> Rollout:
         """Return a row as it is now."""
-        transcript = self._transcripts[index]
-        return replace(
-            self._session.rollout(transcript.row),
-            request=index,
-            calls=tuple(transcript.calls),
-            parent=transcript.parent,
-            forked_at=transcript.forked_at,
-        )
+        return replace(super().rollout(row), calls=tuple(self._transcripts[row].calls))
 
     def rollouts(self) -> list[Rollout]:
         """Return all rows as they are now."""
-        return [self.rollout(index) for index in range(len(self._transcripts))]
+        return [self.rollout(row) for row in range(len(self._transcripts))]
 
-    def calls(self, index: int) -> tuple[ToolCall, ...]:
-        """Return the calls of a row that have their output."""
-        return tuple(self._transcripts[index].calls)
-
-    def is_waiting(self, index: int) -> bool:
+    def is_waiting(self, row: int) -> bool:
         """Return whether a stopped row may be continued: it waits for a call, or was not searched for one yet."""
-        return index in self._waiting or not self._transcripts[index].ended
+        return row in self._waiting or not self._transcripts[row].ended
 
-    def fork(self, index: int, n: int = 1, at: int | None = None) -> list[int]:
+    def fork(self, row: int, n: int = 1, at: int | None = None, max_tokens: int | None = None) -> list[int]:
         """Fork a row as `Session.fork` does.
 
         A fork has the calls up to that position, and runs them again before its own first call. If they used random
         numbers or the clock, the result may differ.
         """
-        transcript = self._transcripts[index]
-        if index in self._waiting and (at is None or at > self._waiting[index][0].keep):
-            raise ValueError(f"row {index} waits for a call; fork it at {self._waiting[index][0].keep} tokens or fewer")
+        transcript = self._transcripts[row]
+        if row in self._waiting and (at is None or at > self._waiting[row][0].keep):
+            raise ValueError(f"row {row} waits for a call; fork it at {self._waiting[row][0].keep} tokens or fewer")
         calls = [call for call in transcript.calls if at is None or call.begin < at]
         if calls and at is not None and at < calls[-1].end:
-            raise ValueError(f"at is {at}, inside an output of row {index}; use {calls[-1].begin} or {calls[-1].end}")
-        length = len(self._session.rollout(transcript.row)) if at is None else at
-        rows = self._session.fork(transcript.row, n, at, transcript.limit)
-        forks = list(range(len(self._transcripts), len(self._transcripts) + n))
-        for row in rows:
+            raise ValueError(f"at is {at}, inside an output of row {row}; use {calls[-1].begin} or {calls[-1].end}")
+        limit = transcript.limit if max_tokens is None else max_tokens
+        rows = super().fork(row, n, at, limit)
+        replay = _variable_sources(calls)
+        for _ in rows:
             self._transcripts.append(
-                _Transcript(
-                    row,
-                    transcript.limit,
-                    transcript.allowed,
-                    transcript.open_call,
-                    calls=[*calls],
-                    replay=_variable_sources(calls),
-                    parent=index,
-                    forked_at=length,
-                )
+                _Transcript(limit, transcript.allowed, transcript.open_call, calls=[*calls], replay=replay)
             )
-        return forks
+        return rows
 
-    def cancel(self, index: int) -> None:
+    def cancel(self, row: int) -> None:
         """Cancel a row together with its running call."""
-        self._waiting.pop(index, None)
-        self._session.cancel(self._transcripts[index].row)
-        self._end(index)
-        self._ended = [ended for ended in self._ended if ended != index]
+        self._waiting.pop(row, None)
+        super().cancel(row)
+        self._end_row(row)
+        self._done_rows = [ended for ended in self._done_rows if ended != row]
 
-    def resume(self, index: int) -> None:
+    def resume(self, row: int) -> None:
         """Undo `cancel` of a row that had not begun."""
-        self._session.resume(self._transcripts[index].row)
-        self._transcripts[index].ended = False
+        super().resume(row)
+        self._transcripts[row].ended = False
 
-    def read_back(self) -> None:
-        """Read back all rows as `Session.read_back` does."""
-        self._session.read_back()
-
-    def close(self) -> None:
-        """Close all interpreters and the engine's session. What was sampled stays readable."""
+    def close(self, why: str = "it was closed") -> None:
+        """Close all interpreters and the session. What was sampled stays readable."""
         if count := sum(transcript.allowed > 0 for transcript in self._transcripts):
             _CALLING_SHARES[self.engine] = min(1.0, self._callers / count)
         for transcript in self._transcripts:
@@ -244,15 +210,10 @@ class ToolSession:
         self._waiting.clear()
         with suppress(ValueError):  # the pool has been closed
             self._pool.expect(0)
-        self._closing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        try:
+            super().close(why)
+        finally:
+            self._closing.close()
 
     # One round: sample, find calls, append the outputs of finished calls
 
@@ -260,19 +221,17 @@ class ToolSession:
         max_tokens = tokens
         busy = len(self._waiting) or int(self._pool.starting)
         if busy:
-            max_tokens = max(1, min(tokens or STEPS, self._last_check + STEPS - self._session.steps))
+            max_tokens = max(1, min(tokens or STEPS, self._last_check + STEPS - self.steps))
         with leave_processors(busy):
-            stopped = self._session.step(max_tokens, same_weights=same_weights)
-        index = {transcript.row: index for index, transcript in enumerate(self._transcripts)}
+            stopped = super().step(max_tokens, same_weights=same_weights)
         callers = self._callers
         for rollout in stopped:
-            if rollout.request in index:
-                self._handle_stop(index[rollout.request], rollout)
+            self._handle_stop(rollout)
         if self._callers > callers:
             self._prestart()
-        if self._waiting and not self._session.running:
+        if self._waiting and not super().running:
             self._wait_for_outputs()
-        if not self._session.running or self._session.steps >= self._last_check + STEPS:
+        if not super().running or self.steps >= self._last_check + STEPS:
             self._append_outputs()
 
     def _prestart(self) -> None:
@@ -303,25 +262,26 @@ class ToolSession:
 
     def _append_outputs(self) -> None:
         """Continue the rows whose calls are done."""
-        self._last_check = self._session.steps
+        self._last_check = self.steps
         self._pool.poll(0.0)  # the listener may be late, or have failed
-        for index in self._done():
-            stop, call = self._waiting.pop(index)
-            self._append_output(index, stop, call.result())
+        for row in self._done():
+            stop, call = self._waiting.pop(row)
+            self._append_output(row, stop, call.result())
         if not self._waiting and not self._pool.starting:
             self._listener.wanted.clear()
 
     def _done(self) -> list[int]:
         """Return the rows whose calls are done."""
-        return [index for index, (_, call) in self._waiting.items() if call.done]
+        return [row for row, (_, call) in self._waiting.items() if call.done]
 
-    def _handle_stop(self, index: int, rollout: Rollout) -> None:
+    def _handle_stop(self, rollout: Rollout) -> None:
         """Run the call of a row that has stopped, continue the row, or end it.
 
         The text that ends a call may be split over tokens: of four backticks, three may come first. Such a row is
         continued by one token at a time, so that nothing is sampled after a call that has not been noticed.
         """
-        transcript, mark = self._transcripts[index], self.tool.fence.stop
+        row, mark = rollout.request, self.tool.fence.stop
+        transcript = self._transcripts[row]
         if transcript.ended:
             return
         final = rollout.finish_reason == "error" or not transcript.allowed
@@ -329,15 +289,15 @@ class ToolSession:
         tokens = rollout.token_ids if rollout.stop in (None, mark) else rollout.token_ids[:-1]
         stop = None if final else self._find_call(transcript, tokens)
         if stop is not None and stop.keep < transcript.limit:
-            self._run_call(index, stop)
+            self._run_call(row, stop)
             return
         single_step = rollout.finish_reason == "length" and len(rollout) < transcript.limit
         if (rollout.stop == mark and not final) or single_step:
             limit = len(rollout) + 1 if self._may_close(transcript, rollout.token_ids) else transcript.limit
-            self._session.extend(transcript.row, [], min(limit, transcript.limit))
+            self.extend(row, [], min(limit, transcript.limit))
             if len(rollout) < transcript.limit:
                 return
-        self._end(index)
+        self._end_row(row)
 
     def _may_close(self, transcript: _Transcript, tokens: list[int]) -> bool:
         """Return whether more of the text that every call ends with would close an open call here."""
@@ -370,42 +330,38 @@ class ToolSession:
         )
         return _CallStop(call.source, keep, call_text, call_text[len(kept_text) :])
 
-    def _run_call(self, index: int, stop: _CallStop) -> None:
+    def _run_call(self, row: int, stop: _CallStop) -> None:
         """Start a call, or append a refusal if the row has no calls left."""
-        transcript = self._transcripts[index]
+        transcript = self._transcripts[row]
         if transcript.calls_left <= 0:
             refused = CellResult("refused", f"no calls are left: {transcript.allowed} were allowed\n")
-            self._append_output(index, stop, refused)
+            self._append_output(row, stop, refused)
             return
         if transcript.interpreter is None:
             transcript.interpreter = self._pool.open()
             self._callers += 1
             transcript.interpreter.replay(transcript.replay)
-        self._waiting[index] = stop, transcript.interpreter.submit(stop.source)
+        self._waiting[row] = stop, transcript.interpreter.submit(stop.source)
         self._listener.wanted.set()
 
-    def _append_output(self, index: int, stop: _CallStop, result: CellResult) -> None:
+    def _append_output(self, row: int, stop: _CallStop, result: CellResult) -> None:
         """Append a call's output to a row and continue the row, as far as its limit allows."""
-        transcript = self._transcripts[index]
+        transcript = self._transcripts[row]
         block, empty = (output_block(r, self.tool, stop.text) for r in (result, CellResult("ok", "")))
         room = transcript.limit - stop.keep
         tokens = plain_tokens(self.engine.tokenizer, stop.missing + block)[:room]
-        if stop.keep < len(self._session.rollout(transcript.row)):
-            (shorter,) = self._session.fork(transcript.row, at=stop.keep, max_tokens=transcript.limit)
-            self._session.cancel(transcript.row)
-            transcript.row = shorter
-        self._session.extend(transcript.row, tokens, transcript.limit)
+        self.extend(row, tokens, transcript.limit, at=stop.keep)
         end = stop.keep + len(tokens)
         transcript.calls.append(
             ToolCall(stop.source, result.status, result.text, stop.keep, end, result.seconds, stop.missing + empty)
         )
         if end >= transcript.limit:
-            self._end(index)
+            self._end_row(row)
 
-    def _end(self, index: int) -> None:
-        transcript = self._transcripts[index]
+    def _end_row(self, row: int) -> None:
+        transcript = self._transcripts[row]
         if not transcript.ended:
-            self._ended.append(index)
+            self._done_rows.append(row)
         transcript.ended = True
         if transcript.interpreter is not None:
             transcript.interpreter.close()
@@ -424,3 +380,54 @@ def _variable_sources(calls: Sequence[ToolCall]) -> list[str]:
         elif call.status != "refused":
             sources.clear()
     return sources
+
+
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def leave_processors(calls: int) -> Iterator[None]:
+    """Leave a processor to each running call, up to half of those that torch computes on.
+
+    Torch's threads wait for each other in busy loops: if a call delays one of them, the others waste the time.
+    """
+    threads = torch.get_num_threads()
+    if not calls or threads == 1:
+        yield
+        return
+    torch.set_num_threads(threads - min(calls, threads // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class PoolListener:
+    """A thread that polls a pool, which starts interpreters and passes on calls and results, while the caller samples.
+
+    If polling fails here, it fails in the session too, which polls as well and reports the error.
+    """
+
+    def __init__(self, pool: InterpreterPool) -> None:
+        self._pool, self.wanted, self._stop = pool, Event(), Event()
+        self._thread = Thread(target=self._listen, name="explorl tool calls", daemon=True)
+
+    def _listen(self) -> None:
+        while not self._stop.is_set():
+            self.wanted.wait()
+            try:
+                self._pool.poll(0.05)
+            except (ValueError, OSError):  # the pool was closed
+                return
+            self._stop.wait(_REST)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self.wanted.set()
+        self._thread.join()
