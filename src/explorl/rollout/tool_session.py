@@ -20,8 +20,7 @@ from explorl.rollout.rollouts import Rollout, ToolCall
 from explorl.rollout.sampling import SamplingParams
 from explorl.rollout.sampling.params import spread
 from explorl.rollout.session import Session, plain_tokens
-from explorl.rollout.tool_spans import LONGEST_CLOSING, open_call_in_prompt
-from explorl.rollout.tools import check_stops, find_call, output_block
+from explorl.rollout.tools import LONGEST_CLOSING, check_stops, find_call, open_call_in_prompt, output_block
 from explorl.sandbox.interpreter import Call, CellResult, Interpreter
 from explorl.sandbox.interpreter_pool import InterpreterPool
 
