@@ -386,11 +386,11 @@ def test_a_failed_allocation_halves_the_rows_once(
     want = Engine(llama).generate(prompts(), 4, PARAMS)
     original, rows = Runner.run, []
 
-    def run(self: Runner, layout: Any, length: int, even: bool, steps: int, active: Any) -> None:
+    def run(self: Runner, layout: Any, even: bool, steps: int, active: Any) -> None:
         rows.append(layout.slots)
         if len(rows) in fails:
             raise torch.OutOfMemoryError("planted")
-        original(self, layout, length, even, steps, active)
+        original(self, layout, even, steps, active)
 
     monkeypatch.setattr(Runner, "run", run)
     fails = {4}

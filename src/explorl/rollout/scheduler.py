@@ -12,7 +12,7 @@ import numpy as np
 from explorl.rollout.memory.cache import Layout
 from explorl.rollout.memory.page_memory import PageMemory
 from explorl.rollout.memory.span_memory import SpanMemory
-from explorl.rollout.readback import Download, FinishedSequences, TokenReadback, graph_size, steps_until_readback
+from explorl.rollout.readback import Download, Readback, graph_size, steps_until_readback
 from explorl.rollout.requests import Requests
 from explorl.rollout.runner import Runner
 from explorl.rollout.sampling import Active
@@ -80,7 +80,7 @@ class Scheduler:
         """True if sequences have pages."""
         self._pending: tuple[np.ndarray, Download] | None = None
         """The owners and the states of the slots after steps that have not been read back."""
-        self._finished: list[FinishedSequences] = []
+        self._finished: list[Readback] = []
         """Sequences that have ended and whose tokens are being read back."""
 
     memory: PageMemory | SpanMemory
@@ -323,9 +323,8 @@ class Scheduler:
             if slot in stopped:
                 lengths[i] = stopped[slot][0]
         sequences = [self.sequences[i] for i in self.owner[done]]
-        readback = TokenReadback(state, self.active, sequences, done, lengths)
         stops = [stopped[slot][1] if slot in stopped else None for slot in done.tolist()]
-        self._finished.append(FinishedSequences(readback, status[done], lengths, stops))
+        self._finished.append(Readback(state, self.active, sequences, done, lengths, status[done], stops))
         broken = ints[-1, done] == BROKEN  # also if a stop string came before
         if self.keep:
             for i in np.flatnonzero(~broken).tolist():
@@ -362,8 +361,8 @@ class Scheduler:
         if due:
             owner = np.full(due[-1] + 1, -1)
             owner[due] = self.owner[due]
-            ints = self.runner.state.ints[STEP : STATUS + 1, : len(owner)]
-            self._collect(owner, ints.cpu().numpy(), every=1)
+            download = Download(self.runner.state.ints[STEP : STATUS + 1, : len(owner)])
+            self._collect(owner, download.wait()[0].numpy(), every=1)
             self.settle()
 
     def _update_tokens(self, sequence: SequenceState) -> None:
@@ -374,7 +373,7 @@ class Scheduler:
     def _read_back(self, slots: np.ndarray) -> list[SequenceState]:
         """Read back the sequences in these slots, and return them."""
         sequences = [self.sequences[i] for i in self.owner[slots]]
-        TokenReadback(self.runner.state, self.active, sequences, slots, self.steps[slots]).finish()
+        Readback(self.runner.state, self.active, sequences, slots, self.steps[slots]).finish()
         return sequences
 
     def read_back_all(self) -> None:

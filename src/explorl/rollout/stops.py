@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from explorl.rollout.state import RUNNING, STOPPED
+from explorl.rollout.readback import Download
+from explorl.rollout.state import RUNNING, STOPPED, upload
 
 EVERY = 8
 """New tokens after which a slot's text is searched again: decoding it costs more than a few tokens too many."""
@@ -79,7 +79,7 @@ class StopStrings:
         due = busy[(status[busy] != RUNNING) | (steps[busy] - self.checked[busy] >= every)]
         if len(due) == 0:
             return stopped
-        sampled = tokens[torch.from_numpy(due).to(tokens.device), : int(steps[due].max())].cpu().numpy()
+        sampled = Download(tokens[upload(due, tokens.device), : int(steps[due].max())]).wait()[0].numpy()
         for slot, row in zip(due.tolist(), sampled, strict=True):
             end = self.cut(int(self.request[slot]), row[: steps[slot]], int(self.checked[slot]), int(self.floor[slot]))
             self.checked[slot] = steps[slot]
