@@ -399,7 +399,7 @@ def test_a_failed_allocation_halves_the_rows_once(
         rollouts = engine.generate(prompts(), 4, PARAMS)
     assert same_tokens(rollouts, want)
     check_records(llama, rollouts)
-    assert "memory ran out with 12 rows; continuing with 6" in caplog.text
+    assert "memory ran out with 12 sequences; continuing with 6" in caplog.text
     assert max(rows[:4]) > 6 >= max(rows[4:])
     rows.clear()
     fails = {4, 6}

@@ -235,7 +235,7 @@ def test_a_row_that_is_resumed_is_as_if_it_had_never_stopped(llama: Any) -> None
     session.cancel(1)  # after its end
     for row in (0, 1, 3):
         session.resume(row)
-    with pytest.raises(ValueError, match=r"row 3 was not cancelled; .* extend\(3, \[\]\)"):
+    with pytest.raises(ValueError, match=r"sequence 3 was not cancelled; .* extend\(3, \[\]\)"):
         session.resume(3)
     session.run()
     assert [rollout.token_ids for rollout in session.finished()] == [rollout.token_ids for rollout in want]
@@ -279,11 +279,11 @@ def test_errors_name_the_row_and_what_would_do(llama: Any) -> None:
     engine = Engine(llama)
     session = engine.open(prompts((100, 4)), 1, SamplingParams(max_tokens=5, seed=1))
     session.run()
-    with pytest.raises(ValueError, match="row 7; the session has rows 0 to 1"):
+    with pytest.raises(ValueError, match="sequence 7; the session has sequences 0 to 1"):
         session.extend(7, [5])
     with pytest.raises(ValueError, match="the model has ids from 0 to 96"):
         session.extend(1, [VOCAB])
-    with pytest.raises(ValueError, match=r"the extension of row 1 contains 5.5; use token ids such as 13"):
+    with pytest.raises(ValueError, match=r"the extension of sequence 1 contains 5.5; use token ids such as 13"):
         session.extend(1, [5.5])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="would have 7 tokens, but its limit is 5; give fewer tokens, or max_tokens="):
         session.extend(1, [5, 6])
@@ -291,7 +291,7 @@ def test_errors_name_the_row_and_what_would_do(llama: Any) -> None:
         session.extend(0, [5] * 30, max_tokens=100)
     with pytest.raises(ValueError, match="no tokenizer"):
         session.extend(0, "text")
-    with pytest.raises(ValueError, match="at is 6, but row 1 has 5 tokens"):
+    with pytest.raises(ValueError, match="at is 6, but sequence 1 has 5 tokens"):
         session.fork(1, at=6)
     with pytest.raises(ValueError, match="n is 0"):
         session.fork(1, 0)
@@ -299,7 +299,7 @@ def test_errors_name_the_row_and_what_would_do(llama: Any) -> None:
         session.step(0)
     session.cancel(1)
     for act in (session.extend, session.fork, session.cancel):
-        with pytest.raises(ValueError, match="row 1 was cancelled"):
+        with pytest.raises(ValueError, match="sequence 1 was cancelled"):
             act(1, *([[5]] if act == session.extend else []))
     assert len(session.rollout(1)) == 5
     engine.generate(prompts((3,)), 1, GREEDY)
@@ -327,7 +327,7 @@ def test_a_row_that_broke_off_cannot_go_on() -> None:
         model.model.embed_tokens.weight[50] = torch.nan
     session = Engine(model).open([[5, 50], [5, 6]], 1, SamplingParams(max_tokens=4, stop_token_ids=(EOS,), seed=1))
     session.run()
-    with pytest.raises(ValueError, match=r"row 0 ended with an error and cannot be continued: .* not finite"):
+    with pytest.raises(ValueError, match=r"sequence 0 ended with an error and cannot be continued: .* not finite"):
         session.extend(0, [5], max_tokens=9)
     session.extend(1, [5], max_tokens=9)
     session.run()

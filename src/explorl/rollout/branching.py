@@ -9,9 +9,10 @@
 
 FORMULAS.md §5; ARPO (Dong et al. 2025, arXiv 2507.19849). Tokens that rollouts share are computed once.
 
-The tree does not depend on what else is sampled or on how many rows fit into memory. The positions of a prompt are
+The tree does not depend on what else is sampled or on how many sequences fit into memory. The positions of a prompt are
 decided in order, each when all rollouts of the prompt are known up to the end of its window, and the random number of a
-position is keyed by (seed, row, position). If the probability is always 0, the rollouts are those of plain sampling.
+position is keyed by (seed, sequence, position). If the probability is always 0, the rollouts are those of plain
+sampling.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from explorl.sandbox.interpreter_pool import InterpreterPool
 COIN = 0x3C6EF372FE94F82B
 """Salt of the stream that decides where to branch."""
 UNSURE = 2 * EVERY
-"""Tokens at the end of an unfinished row that may still be removed."""
+"""Tokens at the end of an unfinished sequence that may still be removed."""
 CHECK_ALL_AFTER = 8
-"""Ended rows after which all prompts are checked, not only those of the ended rows."""
+"""Ended sequences after which all prompts are checked, not only those of the ended sequences."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ class _BranchGroup:
 
     rows: list[_BranchRow]
     unstarted: list[int]
-    """Rows that have not begun: the budget for forks."""
+    """Sequences that have not begun: the budget for forks."""
     forks: int = 0
     """How many of ``rows`` are forks; they come last."""
     open: bool = True
@@ -275,10 +276,10 @@ class _BranchGroup:
 
 
 class BranchTree:
-    """Decides where the rows of a session branch, forks them, and starts the remaining rows at the end.
+    """Decides where the sequences of a session branch, forks them, and starts the remaining sequences at the end.
 
-    Rows beyond the ``initial`` ones of their group are cancelled on construction, before anything is sampled; `update`
-    resumes them.
+    Sequences beyond the ``initial`` ones of their group are cancelled on construction, before anything is sampled;
+    `update` resumes them.
     """
 
     def __init__(self, session: Session, groups: Sequence[Sequence[int]], branching: Branching, seed: int) -> None:
@@ -293,14 +294,14 @@ class BranchTree:
         self._groups = [self._start(rows, keys) for rows in groups]
         self._group_of = {row: group for group, rows in zip(self._groups, groups, strict=True) for row in rows}
         self.branches: list[Branch] = []
-        """Where rows branched; `Branch.parent` is a row of the session."""
+        """Where sequences branched; `Branch.parent` is a sequence of the session."""
         self.decisions = 0
         """Number of positions at which it was decided whether to branch."""
         self._ended = 0
-        """Rows that have ended since all prompts were last checked."""
+        """Sequences that have ended since all prompts were last checked."""
 
     def _start(self, rows: Sequence[int], keys: Sequence[int]) -> _BranchGroup:
-        """Return the group of these rows, after cancelling those that do not begin at once."""
+        """Return the group of these sequences, after cancelling those that do not begin at once."""
         first = min(self.branching.at_first(len(rows)), len(rows))
         for row in rows[first:]:
             self.session.cancel(row)
@@ -313,7 +314,8 @@ class BranchTree:
         return any(group.open for group in self._groups)
 
     def update(self, ended: Sequence[int]) -> list[int]:
-        """Decide what can be decided after a step of the session in which these rows ended, and return the forks."""
+        """Decide what can be decided after a step of the session in which these sequences ended, and return the
+        forks."""
         self._ended += len(ended)
         if ended and self._ended < CHECK_ALL_AFTER:
             due = list({id(group): group for group in (self._group_of[row] for row in ended)}.values())
@@ -323,9 +325,9 @@ class BranchTree:
         return [fork for group in due if group.open for fork in self._decide(group)]
 
     def _decide(self, group: _BranchGroup) -> list[int]:
-        """Decide a group's positions in order, as far as no row can have an earlier one, and return the forks.
+        """Decide a group's positions in order, as far as no sequence can have an earlier one, and return the forks.
 
-        A position is decided when its row is final up to the end of the window.
+        A position is decided when its sequence is final up to the end of the window.
         """
         forks: list[int] = []
         for row in group.rows:
@@ -351,7 +353,7 @@ class BranchTree:
         return forks
 
     def _read(self, row: _BranchRow) -> None:
-        """Read a row, and add the positions in its new tokens."""
+        """Read a sequence, and add the positions in its new tokens."""
         if row.final == math.inf:
             return
         row.rollout = rollout = self.session.rollout(row.row)
@@ -390,7 +392,8 @@ class BranchTree:
         row.floor[marker] = floor
 
     def _fork(self, group: _BranchGroup, row: _BranchRow, position: int, marker: str) -> list[int]:
-        """Fork a row at a position with the probability that the entropy there gives, and return the new rows."""
+        """Fork a sequence at a position with the probability that the entropy there gives, and return the new
+        sequences."""
         assert row.rollout is not None
         now, initial = (self._entropy(row.rollout, start) for start in (position, 0))
         if now is None or initial is None:
@@ -420,7 +423,7 @@ class BranchTree:
 
     @property
     def rows(self) -> list[int]:
-        """All rows by group: those that began at once, those that began at the prompt later, the forks."""
+        """All sequences by group: those that began at once, those that began at the prompt later, the forks."""
         rows: list[int] = []
         for group in self._groups:
             started = [row.row for row in group.rows[: len(group.rows) - group.forks]]

@@ -101,7 +101,8 @@ class Scheduler:
         self.crowded = False
         """True if a sequence has been evicted since one last ended."""
         self.stops = StopStrings(self.requests.stops, self.tokenizer, slots)
-        # If `keep` is off, no caller waits for a row that has stopped, and rows are collected a few steps later.
+        # If `keep` is off, no caller waits for a sequence that has stopped, and sequences are collected a few steps
+        # later.
         early = self.kind == "cpu" and self.keep and self.searches
         self.stop_tokens = StopTokens(self.requests.stops, self.tokenizer, runner.state.vocab) if early else None
         moved = [runner.state.set_stops(self.requests.stop_sets), runner.state.set_curves(self.requests.curves)]
@@ -216,7 +217,7 @@ class Scheduler:
             youngest = self.sequences[self.owner[busy].max()]
             if len(busy) == 1:
                 raise _too_large(youngest)
-            logger.info("evicting row %d: memory is full", youngest.index)
+            logger.info("evicting sequence %d: memory is full", youngest.index)
             self.enqueue(self.remove(youngest, keep=False))
             self.crowded = True
             busy = np.flatnonzero(self.owner >= 0)
@@ -459,4 +460,4 @@ class Scheduler:
 
 
 def _too_large(sequence: SequenceState) -> MemoryError:
-    return MemoryError(f"row {sequence.index} does not fit into memory on its own; raise memory_budget")
+    return MemoryError(f"sequence {sequence.index} does not fit into memory on its own; raise memory_budget")

@@ -37,7 +37,7 @@ class PromptTokens:
 
 @dataclass(eq=False, slots=True)
 class SequenceState:
-    """One row of a session: a prompt, the completion so far, and how to continue it."""
+    """One sequence of a session: a prompt, the completion so far, and how to continue it."""
 
     index: int
     """Its number in the session."""

@@ -1,4 +1,5 @@
-"""`Session`: sampling that the caller can interrupt, to continue rows after a tool call, to fork or to cancel them.
+"""`Session`: sampling that the caller can interrupt, to continue sequences after a tool call, to fork or to cancel
+them.
 
     with engine.open(prompts, n=4, params=SamplingParams(stop="```output", max_tokens=512)) as session:
         while session.running:
@@ -7,9 +8,10 @@
                     session.extend(rollout.request, run_tool(rollout.text))
         rollouts = session.finished()
 
-A row is identified by a number, the `Rollout.request` of what the session returns. Between two calls no row is decoded,
-so each of them can be extended, forked or cancelled whether it has ended or not. The keys and values of a row are kept
-while there is memory for them; otherwise they are computed again from the row's tokens, with the same result.
+A sequence is identified by a number, the `Rollout.request` of what the session returns. Between two calls no sequence
+is decoded, so each of them can be extended, forked or cancelled whether it has ended or not. The keys and values of a
+sequence are kept while there is memory for them; otherwise they are computed again from the sequence's tokens, with the
+same result.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def plain_tokens(tokenizer: Any, text: str) -> list[int]:
 
 
 class Session:
-    """Rows that are being sampled; created by `Engine.open`.
+    """Sequences that are being sampled; created by `Engine.open`.
 
     An engine has one session at a time: the next one, and the next `Engine.generate`, close it. The weights must not
     change while it is open.
@@ -70,41 +72,42 @@ class Session:
         keys = request_keys(requests.seed, range(len(requests))).tolist()
         self._sequences = [
             SequenceState(
-                row, prompts[tuple(requests.prompts[row // requests.n])], requests, row, key, limit, stat_types
+                number, prompts[tuple(requests.prompts[number // requests.n])], requests, number, key, limit, stat_types
             )
-            for row, (key, limit) in enumerate(zip(keys, requests.rows["max_tokens"].tolist(), strict=True))
+            for number, (key, limit) in enumerate(zip(keys, requests.rows["max_tokens"].tolist(), strict=True))
         ]
         self._ended: list[SequenceState] = []
-        """Rows that have ended and that `step` has not returned yet."""
+        """Sequences that have ended and that `step` has not returned yet."""
         self._weights: Any = None
         self._stamp = object()
         """Identifies this session to the runner, which copies the weights once per session."""
         self._max_rows: int | None = None
-        """Most rows decoded together, once an allocation has failed."""
+        """Most sequences decoded together, once an allocation has failed."""
         self._closed = ""
         self.steps = 0
-        """Steps decoded so far, each of up to one token per row."""
+        """Steps decoded so far, each of up to one token per sequence."""
         self.sampling = False
         """True if `step` or `run` is running, as when ``on_finish`` is called."""
 
-    # Rows
+    # Sequences
 
     @default_torch_settings()
     def extend(
-        self, row: int, tokens: str | Sequence[int], max_tokens: int | None = None, at: int | None = None
+        self, number: int, tokens: str | Sequence[int], max_tokens: int | None = None, at: int | None = None
     ) -> None:
-        """Append tokens that were not sampled, such as a tool's output, to a row, and continue the row after them.
+        """Append tokens that were not sampled, such as a tool's output, to a sequence, and continue the sequence after
+        them.
 
         Only the new tokens are computed. They have no statistics, and are False in `Rollout.sampled`. ``max_tokens`` is
-        a new limit for the whole completion, forced tokens included; None keeps the row's limit. Without tokens the row
-        is just continued, also after a stop string.
+        a new limit for the whole completion, forced tokens included; None keeps the sequence's limit. Without tokens
+        the sequence is just continued, also after a stop string.
 
         ``at`` first removes the tokens after that many. What is then sampled has new random numbers, like a fork.
 
         Text is taken literally: ``<|im_end|>`` becomes the tokens of these characters. For special tokens give ids.
         """
-        sequence = self._continuable(row)
-        ids = self._tokens(row, tokens)
+        sequence = self._continuable(number)
+        ids = self._tokens(number, tokens)
         self._read_back(sequence)
         kept = self._checked_position(sequence, at)
         limit = self._limit(sequence, kept + len(ids), max_tokens)
@@ -114,16 +117,16 @@ class Session:
             sequence.cut_back(kept)
         sequence.append_forced(ids)
         sequence.limit = limit
-        self._enqueue([row])
+        self._enqueue([number])
 
     @default_torch_settings()
-    def fork(self, row: int, n: int = 1, at: int | None = None, max_tokens: int | None = None) -> list[int]:
-        """Return ``n`` new rows that begin with a row's first ``at`` completion tokens (None: all so far).
+    def fork(self, number: int, n: int = 1, at: int | None = None, max_tokens: int | None = None) -> list[int]:
+        """Return ``n`` new sequences that begin with a sequence's first ``at`` completion tokens (None: all so far).
 
         Each has its own random numbers, keyed by (seed, request, number of the fork), so the same calls give the same
         tokens whatever else is sampled. The shared tokens are computed once.
         """
-        sequence = self._continuable(row)
+        sequence = self._continuable(number)
         if n < 1:
             raise ValueError(f"n is {n}; ask for at least 1 fork")
         self._read_back(sequence)
@@ -133,8 +136,8 @@ class Session:
         no_stop_spans = sequence.spans_without_stop(length)
         if length == current and sequence.stop is not None:
             no_stop_spans.append((length - 1, length))
-        rows = list(range(len(self._sequences), len(self._sequences) + n))
-        for index in rows:
+        numbers = list(range(len(self._sequences), len(self._sequences) + n))
+        for index in numbers:
             self._sequences.append(
                 SequenceState(
                     index,
@@ -148,7 +151,7 @@ class Session:
                     stat_parts=[stats] if length else [],
                     no_stop_spans=list(no_stop_spans),
                     searched=length,
-                    parent=row,
+                    parent=number,
                     forked_at=length,
                     saved_kv=None if kv is None else kv.first(length, sequence.prompt.stored),
                 )
@@ -156,13 +159,13 @@ class Session:
             sequence.forks += 1
         if kv is not None:
             kv.drop()
-        self._enqueue(rows)
-        return rows
+        self._enqueue(numbers)
+        return numbers
 
     @default_torch_settings()
-    def cancel(self, row: int) -> None:
-        """Stop sampling a row and free its memory. Its tokens so far stay readable."""
-        sequence = self._continuable(row)
+    def cancel(self, number: int) -> None:
+        """Stop sampling a sequence and free its memory. Its tokens so far stay readable."""
+        sequence = self._continuable(number)
         self._read_back(sequence)
         if self._scheduler is not None:
             self._scheduler.remove(sequence, keep=False)
@@ -171,26 +174,29 @@ class Session:
         sequence.discard_kv()
 
     @default_torch_settings()
-    def resume(self, row: int) -> None:
-        """Undo `cancel`: continue the row, computed again from its tokens."""
+    def resume(self, number: int) -> None:
+        """Undo `cancel`: continue the sequence, computed again from its tokens."""
         self._check_open()
-        sequence = self._sequence(row)
+        sequence = self._sequence(number)
         if not sequence.cancelled:
-            raise ValueError(f"row {row} was not cancelled; to continue a row that has ended, use extend({row}, [])")
+            raise ValueError(
+                f"sequence {number} was not cancelled; to continue one that has ended, use extend({number}, [])"
+            )
         sequence.cancelled = False
         if sequence.reason is None:
-            self._enqueue([row])
+            self._enqueue([number])
 
     @default_torch_settings()
     def read_back(self) -> None:
-        """Copy what all rows have sampled to the host at once, so that `rollout` does not wait for each row."""
+        """Copy what all sequences have sampled to the host at once, so that `rollout` does not wait for each
+        sequence."""
         if self._scheduler is not None:
             self._scheduler.read_back_all()
 
     @default_torch_settings()
-    def rollout(self, row: int) -> Rollout:
-        """Return a row as it is now; `Rollout.finish_reason` is None if it has not ended."""
-        sequence = self._sequence(row)
+    def rollout(self, number: int) -> Rollout:
+        """Return a sequence as it is now; `Rollout.finish_reason` is None if it has not ended."""
+        sequence = self._sequence(number)
         if not self._closed:
             self._read_back(sequence)
         return sequence.rollout(self.engine.tokenizer)
@@ -199,7 +205,7 @@ class Session:
 
     @property
     def running(self) -> bool:
-        """True if a row is unfinished, or has ended without having been returned by `step`."""
+        """True if a sequence is unfinished, or has ended without having been returned by `step`."""
         return not self._closed and (self._unfinished or any(not s.cancelled for s in self._ended))
 
     @property
@@ -208,13 +214,13 @@ class Session:
 
     @default_torch_settings()
     def step(self, tokens: int | None = None, *, same_weights: bool = False) -> list[Rollout]:
-        """Sample until a row ends, or that many tokens per row, and return the rows that have ended.
+        """Sample until a sequence ends, or that many tokens per sequence, and return the sequences that have ended.
 
         ``same_weights`` states that the model has not changed since the last step, so that it need not be checked.
         """
         self._check_open()
         if tokens is not None and tokens < 1:
-            raise ValueError(f"tokens is {tokens}; use at least 1, or None to sample until a row ends")
+            raise ValueError(f"tokens is {tokens}; use at least 1, or None to sample until a sequence ends")
         if not same_weights:
             self._check_weights()
         self._run(lambda done: bool(self._ended) or (tokens is not None and done >= tokens), tokens)
@@ -223,7 +229,7 @@ class Session:
 
     @default_torch_settings()
     def run(self) -> None:
-        """Sample until every row has ended."""
+        """Sample until every sequence has ended."""
         self._check_open()
         self._check_weights()
         self._run(lambda _: False, None, ahead=True)
@@ -231,7 +237,7 @@ class Session:
 
     @default_torch_settings()
     def finished(self) -> list[Rollout]:
-        """Return the rows that have ended, in the order of their numbers, without cancelled ones."""
+        """Return the sequences that have ended, in the order of their numbers, without cancelled ones."""
         return [s.rollout(self.engine.tokenizer) for s in self._sequences if s.reason is not None and not s.cancelled]
 
     @default_torch_settings()
@@ -283,7 +289,7 @@ class Session:
     def _discard_device_state(self) -> None:
         """Discard the scheduler after an interruption, as the device may hold half of a step.
 
-        Rows are computed again from their tokens.
+        Sequences are computed again from their tokens.
         """
         if self._scheduler is None:
             return
@@ -293,16 +299,16 @@ class Session:
         self.engine.discard_memory()
 
     def _halve_rows(self, error: BaseException) -> bool:
-        """Use half the rows and half the memory after a failed allocation, once; return whether to try again.
+        """Use half the sequences and half the memory after a failed allocation, once; return whether to try again.
 
-        Rows are computed again from their tokens.
+        Sequences are computed again from their tokens.
         """
         scheduler, plan = self._scheduler, self.engine.plan
         out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
         if not out_of_memory or self._max_rows is not None or plan is None or plan.slots < 2:
             return False
         self._max_rows = plan.slots // 2
-        logger.warning("memory ran out with %d rows; continuing with %d", plan.slots, self._max_rows)
+        logger.warning("memory ran out with %d sequences; continuing with %d", plan.slots, self._max_rows)
         if scheduler is not None:
             scheduler.move_out(keep=False)
             scheduler.discard_memory()
@@ -311,7 +317,7 @@ class Session:
         return True
 
     def _prepare_scheduler(self) -> Scheduler:
-        """Return the scheduler, with memory that is large enough for all unfinished rows."""
+        """Return the scheduler, with memory that is large enough for all unfinished sequences."""
         engine, live = self.engine, [s for s in self._sequences if s.reason is None and not s.cancelled]
         scheduler = self._scheduler
         needs = {
@@ -336,9 +342,9 @@ class Session:
         self._scheduler = scheduler
         return scheduler
 
-    def _enqueue(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            sequence = self._sequences[row]
+    def _enqueue(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            sequence = self._sequences[number]
             sequence.reason, sequence.stop, sequence.error = None, None, ""
             if sequence in self._ended:  # not returned yet
                 self._ended.remove(sequence)
@@ -363,7 +369,7 @@ class Session:
             raise RuntimeError(f"this session is no longer open: {self._closed}; open another with Engine.open")
 
     def _check_weights(self) -> None:
-        """Close the session and raise `RuntimeError` if its rows began with other weights."""
+        """Close the session and raise `RuntimeError` if its sequences began with other weights."""
         if not self._unfinished:
             return
         version = self.engine.version()
@@ -372,19 +378,19 @@ class Session:
             self._check_open()
         self._weights = version
 
-    def _sequence(self, row: int) -> SequenceState:
-        if not 0 <= row < len(self._sequences):
-            raise ValueError(f"unknown row {row}; the session has rows 0 to {len(self._sequences) - 1}")
-        return self._sequences[row]
+    def _sequence(self, number: int) -> SequenceState:
+        if not 0 <= number < len(self._sequences):
+            raise ValueError(f"unknown sequence {number}; the session has sequences 0 to {len(self._sequences) - 1}")
+        return self._sequences[number]
 
-    def _continuable(self, row: int) -> SequenceState:
-        """Return a row's sequence; raise `ValueError` if it was cancelled or ended with an error."""
+    def _continuable(self, number: int) -> SequenceState:
+        """Return a sequence's sequence; raise `ValueError` if it was cancelled or ended with an error."""
         self._check_open()
-        sequence = self._sequence(row)
+        sequence = self._sequence(number)
         if sequence.cancelled:
-            raise ValueError(f"row {row} was cancelled; fork or extend another one")
+            raise ValueError(f"sequence {number} was cancelled; fork or extend another one")
         if sequence.reason == "error":
-            raise ValueError(f"row {row} ended with an error and cannot be continued: {sequence.error}")
+            raise ValueError(f"sequence {number} ended with an error and cannot be continued: {sequence.error}")
         return sequence
 
     def _read_back(self, sequence: SequenceState) -> None:
@@ -392,24 +398,24 @@ class Session:
             self._scheduler.read_back(sequence)
 
     def _shared_kv(self, sequence: SequenceState, length: int) -> Any:
-        """Return the keys and values of a row's first tokens for its forks, or None if there are none."""
+        """Return the keys and values of a sequence's first tokens for its forks, or None if there are none."""
         if length == 0 or self._scheduler is None:
             return None
         if sequence.slot >= 0:
             return self._scheduler.memory.keep(sequence.slot, sequence, length)
         return None if sequence.saved_kv is None else sequence.saved_kv.first(length, sequence.prompt.stored)
 
-    def _tokens(self, row: int, tokens: str | Sequence[int]) -> list[int]:
-        """Return tokens to extend a row with as ids; raise `ValueError` if the model does not know them."""
+    def _tokens(self, number: int, tokens: str | Sequence[int]) -> list[int]:
+        """Return tokens to extend a sequence with as ids; raise `ValueError` if the model does not know them."""
         if isinstance(tokens, str):
             if self.engine.tokenizer is None:
                 raise ValueError("the engine has no tokenizer; give token ids")
             tokens = plain_tokens(self.engine.tokenizer, tokens)
-        ids, vocab = token_list(f"the extension of row {row}", tokens), self.engine.input_vocab()
+        ids, vocab = token_list(f"the extension of sequence {number}", tokens), self.engine.input_vocab()
         wrong = [token for token in ids if not 0 <= token < vocab]
         if wrong:
             raise ValueError(
-                f"row {row} cannot be extended with token id {wrong[0]}; the model has ids from 0 to {vocab - 1}"
+                f"sequence {number} cannot be extended with token {wrong[0]}; the model has ids from 0 to {vocab - 1}"
             )
         return ids
 
@@ -418,22 +424,23 @@ class Session:
         current = len(sequence.tokens)
         if at is not None and not 0 <= at <= current:
             raise ValueError(
-                f"at is {at}, but row {sequence.index} has {current} tokens; use a number from 0 to {current}"
+                f"at is {at}, but sequence {sequence.index} has {current} tokens; use a number from 0 to {current}"
             )
         return current if at is None else at
 
     def _limit(self, sequence: SequenceState, length: int, max_tokens: int | None) -> int:
-        """Return the token limit of a row that has ``length`` tokens now; raise `ValueError` if those are too many."""
+        """Return the token limit of a sequence that has ``length`` tokens now; raise `ValueError` if those are too
+        many."""
         context, prompt = self.engine.context(), len(sequence.prompt.tokens)
         if context is not None and prompt + length > context:
             raise ValueError(
-                f"row {sequence.index} would have {prompt + length} tokens with its prompt, but the model's context is "
-                f"{context}; extend it by at most {max(0, context - prompt - len(sequence.tokens))} tokens"
+                f"sequence {sequence.index} would have {prompt + length} tokens with its prompt, but the model's "
+                f"context is {context}; extend it by at most {max(0, context - prompt - len(sequence.tokens))} tokens"
             )
         limit = sequence.limit if max_tokens is None else max_tokens
         if limit < 1 or length > limit:
             raise ValueError(
-                f"row {sequence.index} would have {length} tokens, but its limit is {limit}; give fewer tokens, or "
-                f"max_tokens={length + 64}"
+                f"sequence {sequence.index} would have {length} tokens, but its limit is {limit}; give fewer tokens, "
+                f"or max_tokens={length + 64}"
             )
         return limit if context is None else min(limit, context - prompt)

@@ -1,4 +1,5 @@
-"""`ToolSession`: sampling of rows that call a tool, which the caller can interrupt; see `explorl.rollout.tool_use`."""
+"""`ToolSession`: sampling of sequences that call a tool, which the caller can interrupt; see
+`explorl.rollout.tool_use`."""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     from explorl.rollout.tool_use import ToolUse
 
 STEPS = 8
-"""Tokens per row between two checks of running calls. Rows whose outputs have come continue together, as computing one
-output takes nearly as long as computing several."""
+"""Tokens per sequence between two checks of running calls. Sequences whose outputs have come continue together, as
+computing one output takes nearly as long as computing several."""
 _GPU_DIVISOR = 4
-"""If no row can be decoded on a GPU, wait for one in this many of the waiting rows before sampling…"""
+"""If no sequence can be decoded on a GPU, wait for one in this many of the waiting sequences before sampling…"""
 _NEXT_OUTPUT, _NEXT_OUTPUT_BUSY = 0.02, 0.25
 """… as long as outputs follow each other within these seconds. The second applies while there are more calls than
 processors, which are then busy anyway."""
@@ -42,7 +43,7 @@ _REST = 0.005
 
 
 _CALLING_SHARES: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
-"""Share of the rows with allowed calls that did call in an engine's last session."""
+"""Share of the sequences with allowed calls that did call in an engine's last session."""
 
 
 @dataclass(eq=False)
@@ -73,11 +74,11 @@ class _Transcript:
 
 @dataclass(frozen=True)
 class _CallStop:
-    """Where a row stops to make a call."""
+    """Where a sequence stops to make a call."""
 
     source: str
     keep: int
-    """Number of tokens of the row that are kept."""
+    """Number of tokens of the sequence that are kept."""
     text: str
     """Its text up to the end of the call, and the white space after it."""
     missing: str
@@ -85,7 +86,7 @@ class _CallStop:
 
 
 class ToolSession(Session):
-    """A session whose rows call a tool. `step` returns a row when it has ended with all its calls."""
+    """A session whose sequences call a tool. `step` returns a sequence when it has ended with all its calls."""
 
     @default_torch_settings()
     def __init__(
@@ -119,13 +120,13 @@ class ToolSession(Session):
         prompt_keys = [tuple(ids) for ids in self.prompt_ids]
         open_calls = {ids: open_call_in_prompt(ids, engine.tokenizer, self.tool) for ids in set(prompt_keys)}
         self._transcripts = [
-            _Transcript(limit, calls, open_calls[prompt_keys[row // n]])
-            for row, (limit, calls) in enumerate(zip(requests.rows["max_tokens"].tolist(), allowed, strict=True))
+            _Transcript(limit, calls, open_calls[prompt_keys[number // n]])
+            for number, (limit, calls) in enumerate(zip(requests.rows["max_tokens"].tolist(), allowed, strict=True))
         ]
         self._waiting: dict[int, tuple[_CallStop, Call]] = {}
-        """Running calls by row."""
+        """Running calls by sequence."""
         self._done_rows: list[int] = []
-        """Rows that have ended with all their calls and that `step` has not returned yet."""
+        """Sequences that have ended with all their calls and that `step` has not returned yet."""
         self._last_check = 0
         """`Session.steps` when the calls were last checked."""
         self._callers = 0
@@ -137,67 +138,70 @@ class ToolSession(Session):
 
     @property
     def running(self) -> bool:
-        """True if a row is unfinished or waits for a call."""
+        """True if a sequence is unfinished or waits for a call."""
         return bool(self._waiting) or super().running
 
     def run(self) -> None:
-        """Sample until every row has ended."""
+        """Sample until every sequence has ended."""
         self._advance(None)
         while self.running:
             self._advance(None, same_weights=True)
 
     def step(self, tokens: int | None = None, *, same_weights: bool = False) -> list[Rollout]:
-        """Sample until a row has ended with all its calls, or up to that many tokens per row; return what has ended."""
+        """Sample until a sequence has ended with all its calls, or up to that many tokens per sequence; return what has
+        ended."""
         self._advance(tokens, same_weights)
         while not self._done_rows and tokens is None and self.running:
             self._advance(None, same_weights=True)
         ended, self._done_rows = self._done_rows, []
-        return [self.rollout(row) for row in ended]
+        return [self.rollout(number) for number in ended]
 
-    def rollout(self, row: int) -> Rollout:
-        """Return a row as it is now."""
-        return replace(super().rollout(row), calls=tuple(self._transcripts[row].calls))
+    def rollout(self, number: int) -> Rollout:
+        """Return a sequence as it is now."""
+        return replace(super().rollout(number), calls=tuple(self._transcripts[number].calls))
 
     def rollouts(self) -> list[Rollout]:
-        """Return all rows as they are now."""
-        return [self.rollout(row) for row in range(len(self._transcripts))]
+        """Return all sequences as they are now."""
+        return [self.rollout(number) for number in range(len(self._transcripts))]
 
-    def is_waiting(self, row: int) -> bool:
-        """Return whether a stopped row may be continued: it waits for a call, or was not searched for one yet."""
-        return row in self._waiting or not self._transcripts[row].ended
+    def is_waiting(self, number: int) -> bool:
+        """Return whether a stopped sequence may be continued: it waits for a call, or was not searched for one yet."""
+        return number in self._waiting or not self._transcripts[number].ended
 
-    def fork(self, row: int, n: int = 1, at: int | None = None, max_tokens: int | None = None) -> list[int]:
-        """Fork a row as `Session.fork` does.
+    def fork(self, number: int, n: int = 1, at: int | None = None, max_tokens: int | None = None) -> list[int]:
+        """Fork a sequence as `Session.fork` does.
 
         A fork has the calls up to that position, and runs them again before its own first call. If they used random
         numbers or the clock, the result may differ.
         """
-        transcript = self._transcripts[row]
-        if row in self._waiting and (at is None or at > self._waiting[row][0].keep):
-            raise ValueError(f"row {row} waits for a call; fork it at {self._waiting[row][0].keep} tokens or fewer")
+        transcript = self._transcripts[number]
+        if number in self._waiting and (at is None or at > self._waiting[number][0].keep):
+            keep = self._waiting[number][0].keep
+            raise ValueError(f"sequence {number} waits for a call; fork it at {keep} tokens or fewer")
         calls = [call for call in transcript.calls if at is None or call.begin < at]
         if calls and at is not None and at < calls[-1].end:
-            raise ValueError(f"at is {at}, inside an output of row {row}; use {calls[-1].begin} or {calls[-1].end}")
+            good = f"{calls[-1].begin} or {calls[-1].end}"
+            raise ValueError(f"at is {at}, inside an output of sequence {number}; use {good}")
         limit = transcript.limit if max_tokens is None else max_tokens
-        rows = super().fork(row, n, at, limit)
+        numbers = super().fork(number, n, at, limit)
         replay = _variable_sources(calls)
-        for _ in rows:
+        for _ in numbers:
             self._transcripts.append(
                 _Transcript(limit, transcript.allowed, transcript.open_call, calls=[*calls], replay=replay)
             )
-        return rows
+        return numbers
 
-    def cancel(self, row: int) -> None:
-        """Cancel a row together with its running call."""
-        self._waiting.pop(row, None)
-        super().cancel(row)
-        self._end_row(row)
-        self._done_rows = [ended for ended in self._done_rows if ended != row]
+    def cancel(self, number: int) -> None:
+        """Cancel a sequence together with its running call."""
+        self._waiting.pop(number, None)
+        super().cancel(number)
+        self._end_row(number)
+        self._done_rows = [ended for ended in self._done_rows if ended != number]
 
-    def resume(self, row: int) -> None:
-        """Undo `cancel` of a row that had not begun."""
-        super().resume(row)
-        self._transcripts[row].ended = False
+    def resume(self, number: int) -> None:
+        """Undo `cancel` of a sequence that had not begun."""
+        super().resume(number)
+        self._transcripts[number].ended = False
 
     def close(self, why: str = "it was closed") -> None:
         """Close all interpreters and the session. What was sampled stays readable."""
@@ -234,10 +238,10 @@ class ToolSession(Session):
             self._append_outputs()
 
     def _prestart(self) -> None:
-        """Start interpreters in advance for rows that will probably call.
+        """Start interpreters in advance for sequences that will probably call.
 
-        Their number is that of the calls so far, or that of the engine's last session, so that rows of a policy that
-        does not call cost nothing.
+        Their number is that of the calls so far, or that of the engine's last session, so that sequences of a policy
+        that does not call cost nothing.
         """
         may_call = [transcript for transcript in self._transcripts if transcript.allowed]
         expected = math.ceil(self._calling_share * len(may_call)) - self._callers
@@ -245,10 +249,10 @@ class ToolSession(Session):
         self._pool.expect(min(silent, max(expected, self._callers)))
 
     def _wait_for_outputs(self) -> None:
-        """Wait for the first output, and for others that follow it quickly, when no row can be decoded.
+        """Wait for the first output, and for others that follow it quickly, when no sequence can be decoded.
 
-        On a CPU all outputs are waited for: calls need the processors that would sample, and a step of a few rows takes
-        nearly as long as a step of many.
+        On a CPU all outputs are waited for: calls need the processors that would sample, and a step of a few sequences
+        takes nearly as long as a step of many.
         """
         self._listener.wanted.clear()
         if not self._done():
@@ -260,27 +264,27 @@ class ToolSession(Session):
         self._listener.wanted.set()
 
     def _append_outputs(self) -> None:
-        """Continue the rows whose calls are done."""
+        """Continue the sequences whose calls are done."""
         self._last_check = self.steps
         self._pool.poll(0.0)  # the listener may be late, or have failed
-        for row in self._done():
-            stop, call = self._waiting.pop(row)
-            self._append_output(row, stop, call.result())
+        for number in self._done():
+            stop, call = self._waiting.pop(number)
+            self._append_output(number, stop, call.result())
         if not self._waiting and not self._pool.starting:
             self._listener.wanted.clear()
 
     def _done(self) -> list[int]:
-        """Return the rows whose calls are done."""
-        return [row for row, (_, call) in self._waiting.items() if call.done]
+        """Return the sequences whose calls are done."""
+        return [number for number, (_, call) in self._waiting.items() if call.done]
 
     def _handle_stop(self, rollout: Rollout) -> None:
-        """Run the call of a row that has stopped, continue the row, or end it.
+        """Run the call of a sequence that has stopped, continue the sequence, or end it.
 
-        The text that ends a call may be split over tokens: of four backticks, three may come first. Such a row is
+        The text that ends a call may be split over tokens: of four backticks, three may come first. Such a sequence is
         continued by one token at a time, so that nothing is sampled after a call that has not been noticed.
         """
-        row, mark = rollout.request, self.tool.fence.stop
-        transcript = self._transcripts[row]
+        number, mark = rollout.request, self.tool.fence.stop
+        transcript = self._transcripts[number]
         if transcript.ended:
             return
         final = rollout.finish_reason == "error" or not transcript.allowed
@@ -288,15 +292,15 @@ class ToolSession(Session):
         tokens = rollout.token_ids if rollout.stop in (None, mark) else rollout.token_ids[:-1]
         stop = None if final else self._find_call(transcript, tokens)
         if stop is not None and stop.keep < transcript.limit:
-            self._run_call(row, stop)
+            self._run_call(number, stop)
             return
         single_step = rollout.finish_reason == "length" and len(rollout) < transcript.limit
         if (rollout.stop == mark and not final) or single_step:
             limit = len(rollout) + 1 if self._may_close(transcript, rollout.token_ids) else transcript.limit
-            self.extend(row, [], min(limit, transcript.limit))
+            self.extend(number, [], min(limit, transcript.limit))
             if len(rollout) < transcript.limit:
                 return
-        self._end_row(row)
+        self._end_row(number)
 
     def _may_close(self, transcript: _Transcript, tokens: list[int]) -> bool:
         """Return whether more of the text that every call ends with would close an open call here."""
@@ -304,13 +308,13 @@ class ToolSession(Session):
         return find_call(text, self.tool, self._start(transcript, tokens)) is not None
 
     def _start(self, transcript: _Transcript, tokens: list[int]) -> int:
-        """Return from where in a row's text, after the call that its prompt has opened, calls are searched for."""
+        """Return from where in a sequence's text, after the call that its prompt has opened, calls are searched for."""
         if not transcript.search_start:
             return 0
         return len(transcript.open_call + self._decode(tokens[: transcript.search_start]))
 
     def _find_call(self, transcript: _Transcript, tokens: list[int]) -> _CallStop | None:
-        """Return the first complete call of a row and how many tokens there are up to its end, or None."""
+        """Return the first complete call of a sequence and how many tokens there are up to its end, or None."""
 
         def text_of(length: int) -> str:
             return transcript.open_call + self._decode(tokens[:length])
@@ -329,38 +333,38 @@ class ToolSession(Session):
         )
         return _CallStop(call.source, keep, call_text, call_text[len(kept_text) :])
 
-    def _run_call(self, row: int, stop: _CallStop) -> None:
-        """Start a call, or append a refusal if the row has no calls left."""
-        transcript = self._transcripts[row]
+    def _run_call(self, number: int, stop: _CallStop) -> None:
+        """Start a call, or append a refusal if the sequence has no calls left."""
+        transcript = self._transcripts[number]
         if transcript.calls_left <= 0:
             refused = CellResult("refused", f"no calls are left: {transcript.allowed} were allowed\n")
-            self._append_output(row, stop, refused)
+            self._append_output(number, stop, refused)
             return
         if transcript.interpreter is None:
             transcript.interpreter = self._pool.open()
             self._callers += 1
             transcript.interpreter.replay(transcript.replay)
-        self._waiting[row] = stop, transcript.interpreter.submit(stop.source)
+        self._waiting[number] = stop, transcript.interpreter.submit(stop.source)
         self._listener.wanted.set()
 
-    def _append_output(self, row: int, stop: _CallStop, result: CellResult) -> None:
-        """Append a call's output to a row and continue the row, as far as its limit allows."""
-        transcript = self._transcripts[row]
+    def _append_output(self, number: int, stop: _CallStop, result: CellResult) -> None:
+        """Append a call's output to a sequence and continue the sequence, as far as its limit allows."""
+        transcript = self._transcripts[number]
         block, empty = (output_block(r, self.tool, stop.text) for r in (result, CellResult("ok", "")))
         room = transcript.limit - stop.keep
         tokens = plain_tokens(self.engine.tokenizer, stop.missing + block)[:room]
-        self.extend(row, tokens, transcript.limit, at=stop.keep)
+        self.extend(number, tokens, transcript.limit, at=stop.keep)
         end = stop.keep + len(tokens)
         transcript.calls.append(
             ToolCall(stop.source, result.status, result.text, stop.keep, end, result.seconds, stop.missing + empty)
         )
         if end >= transcript.limit:
-            self._end_row(row)
+            self._end_row(number)
 
-    def _end_row(self, row: int) -> None:
-        transcript = self._transcripts[row]
+    def _end_row(self, number: int) -> None:
+        transcript = self._transcripts[number]
         if not transcript.ended:
-            self._done_rows.append(row)
+            self._done_rows.append(number)
         transcript.ended = True
         if transcript.interpreter is not None:
             transcript.interpreter.close()

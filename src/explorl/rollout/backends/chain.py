@@ -20,9 +20,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from explorl.core.sampling_ranges import RANGES, Range
-from explorl.rollout.sampling import bottom_p_cut, rng, warp_min_p, warp_top_k, warp_top_p
+from explorl.rollout.sampling import bottom_p_cut, rng
 from explorl.rollout.sampling.params import is_temperature
-from explorl.rollout.sampling.sample import Coin
+from explorl.rollout.sampling.sample import Coin, truncate
 
 PREFIX = "explorl_"
 
@@ -173,13 +173,8 @@ class Chains(NamedTuple):
         self, scores: Float[Tensor, "rows vocab"], rate: Float[Tensor, " rows"] | None
     ) -> tuple[Bool[Tensor, "rows vocab"], Bool[Tensor, "rows vocab"], Float[Tensor, " rows"]]:
         """Return what is removed before bottom-p, what bottom-p removes of the rest, and the mass of that."""
-        ranked = scores.float()
-        if "top_k" in self.active:
-            ranked = warp_top_k(ranked, self.top_k)
-        if "top_p" in self.active:
-            ranked = warp_top_p(ranked, self.top_p, rate)
-        if "min_p" in self.active:
-            ranked = warp_min_p(ranked, self.min_p, rate)
+        cuts = (getattr(self, name) if name in self.active else None for name in ("top_k", "top_p", "min_p"))
+        ranked = truncate(scores.float(), *cuts, rate)
         gone = ranked == -torch.inf
         if "bottom_p" not in self.active:
             return gone, torch.zeros_like(gone), torch.zeros_like(self.bottom_p)

@@ -1,6 +1,6 @@
 """`SpanMemory` decides which rows of a span cache belong to which sequences.
 
-Every prompt has an entry that its samples share, and every row a span of columns for its completion. When a sequence
+Every prompt has an entry that its sequences share, and every row a span of columns for its completion. When a sequence
 that may resume later leaves its slot, its span is copied out; when it resumes, the span is copied back.
 
 A *slot* is a sequence's place in the running batch, a *row* a sequence that the model decodes. Samples of one prompt
@@ -102,7 +102,7 @@ class SharedRows:
 
 
 class SpanMemory:
-    """Allocates rows and prompt entries to samples and computes the keys and values that are not stored yet."""
+    """Allocates rows and prompt entries to sequences and computes the keys and values that are not stored yet."""
 
     def __init__(self, runner: Runner, slots: int) -> None:
         self.stored: dict[PromptTokens, int] = {}
@@ -138,15 +138,15 @@ class SpanMemory:
     # Slots
 
     def admit(self, waiting: Iterable[SequenceState], most: int) -> list[SequenceState]:
-        """Return the first waiting samples that can start now, with their prompts computed."""
+        """Return the first waiting sequences that can start now, with their prompts computed."""
         waiting = list(waiting)
         if waiting[0].prompt not in self.stored and not self._prefill(waiting):
             return []
         admitted = []
-        for sample in waiting[:most]:
-            if sample.prompt not in self.stored:
+        for sequence in waiting[:most]:
+            if sequence.prompt not in self.stored:
                 break
-            admitted.append(sample)
+            admitted.append(sequence)
         return admitted
 
     def _prefill(self, waiting: Sequence[SequenceState]) -> bool:
@@ -155,12 +155,12 @@ class SpanMemory:
         idle = {prompt: None for prompt, entry in self.stored.items() if entry not in used}
         room = self.runner.plan.entries - len(self.stored) + len(idle)
         new: dict[PromptTokens, None] = {}
-        for sample in waiting:
-            if sample.prompt in idle:
-                del idle[sample.prompt]
+        for sequence in waiting:
+            if sequence.prompt in idle:
+                del idle[sequence.prompt]
                 room -= 1
-            elif sample.prompt not in self.stored:
-                new[sample.prompt] = None
+            elif sequence.prompt not in self.stored:
+                new[sequence.prompt] = None
             if len(new) >= room:
                 break
         prompts = list(new)[: max(0, room)]
@@ -175,39 +175,39 @@ class SpanMemory:
         self.runner.prefill(entries, [prompt.tokens for prompt in prompts])
         return True
 
-    def start(self, slots: np.ndarray, samples: Sequence[SequenceState]) -> None:
-        """Put samples that `admit` returned into slots."""
-        for prompt in dict.fromkeys(sample.prompt for sample in samples):  # moves the prompts in use to the end
+    def start(self, slots: np.ndarray, sequences: Sequence[SequenceState]) -> None:
+        """Put sequences that `admit` returned into slots."""
+        for prompt in dict.fromkeys(sequence.prompt for sequence in sequences):  # moves the prompts in use to the end
             self.stored[prompt] = self.stored.pop(prompt)
-        entries = np.array([self.stored[sample.prompt] for sample in samples])
-        offsets = np.array([sample.prompt.stored for sample in samples])
+        entries = np.array([self.stored[sequence.prompt] for sequence in sequences])
+        offsets = np.array([sequence.prompt.stored for sequence in sequences])
         same: dict[tuple[PromptTokens, tuple[int, ...]], int] = {}
-        groups = np.array([same.setdefault((s.prompt, tuple(s.tokens)), len(same)) for s in samples])
+        groups = np.array([same.setdefault((s.prompt, tuple(s.tokens)), len(same)) for s in sequences])
         self.rows.start(slots, entries, groups)
         rows, first = np.unique(self.rows.row[slots], return_index=True)
         self.offsets[rows] = offsets[first]
         self._clean(rows.tolist())
-        resumed = [(int(row), samples[i]) for row, i in zip(rows, first, strict=True) if samples[i].tokens]
+        resumed = [(int(row), sequences[i]) for row, i in zip(rows, first, strict=True) if sequences[i].tokens]
         if resumed:
             self._resume(*zip(*resumed, strict=True))
 
-    def _resume(self, rows: Sequence[int], samples: Sequence[SequenceState]) -> None:
-        """Copy the saved spans of samples back and compute the rest, up to but without their last tokens."""
+    def _resume(self, rows: Sequence[int], sequences: Sequence[SequenceState]) -> None:
+        """Copy the saved spans of sequences back and compute the rest, up to but without their last tokens."""
         starts, missing = [], []
-        for row, sample in zip(rows, samples, strict=True):
+        for row, sequence in zip(rows, sequences, strict=True):
             restored = 0
-            if isinstance(sample.saved_kv, Span):
-                restored = min(sample.saved_kv.length, len(sample.tokens))
-                self.cache.copy_in(row, sample.saved_kv, restored)
+            if isinstance(sequence.saved_kv, Span):
+                restored = min(sequence.saved_kv.length, len(sequence.tokens))
+                self.cache.copy_in(row, sequence.saved_kv, restored)
             starts.append(restored)
-            missing.append([sample.prompt.tokens[-1], *sample.tokens][restored : len(sample.tokens)])
+            missing.append([sequence.prompt.tokens[-1], *sequence.tokens][restored : len(sequence.tokens)])
         incomplete = [i for i, tokens in enumerate(missing) if tokens]
         if incomplete:
-            targets = [(rows[i], self.stored[samples[i].prompt], samples[i].prompt.stored) for i in incomplete]
-            begin = [samples[i].prompt.stored + starts[i] for i in incomplete]
+            targets = [(rows[i], self.stored[sequences[i].prompt], sequences[i].prompt.stored) for i in incomplete]
+            begin = [sequences[i].prompt.stored + starts[i] for i in incomplete]
             self.runner.extend(targets, begin, [missing[i] for i in incomplete])
 
-    def keep(self, slot: int, sample: SequenceState, tokens: int) -> Span:
+    def keep(self, slot: int, sequence: SequenceState, tokens: int) -> Span:
         """Return a copy of the keys and values of a slot's first ``tokens`` completion tokens."""
         return self.cache.copy_out(int(self.rows.row[slot]), tokens)
 

@@ -26,6 +26,7 @@ from explorl.rollout.sampling import (
     warp_top_p,
 )
 from explorl.rollout.sampling.ranking import SLACK, branching_count
+from explorl.rollout.sampling.warpers import PerRow
 from explorl.rollout.state import (
     BOTTOM_P,
     BROKEN,
@@ -239,6 +240,21 @@ def _penalised(scores: Tensor, state: SlotState, rows: int) -> Tensor:
     return warp_repetition(scores, state.seen[:rows], state.reals[REPETITION, :rows])
 
 
+def truncate(
+    scores: Float[Tensor, "rows vocab"],
+    top_k: Int[Tensor, " rows"] | int | None,
+    top_p: PerRow | None,
+    min_p: PerRow | None,
+    rate: Float[Tensor, " rows"] | None = None,
+) -> Float[Tensor, "rows vocab"]:
+    """Apply top-k, top-p and min-p in this order, without those that are None; ``rate`` as in `warpers`."""
+    if top_k is not None:
+        scores = warp_top_k(scores, top_k)
+    if top_p is not None:
+        scores = warp_top_p(scores, top_p, rate)
+    return scores if min_p is None else warp_min_p(scores, min_p, rate)
+
+
 def _apply_warpers(
     scores: Tensor, policy: Tensor, state: SlotState, rows: int, active: Active
 ) -> tuple[Tensor, Coin | None]:
@@ -251,12 +267,13 @@ def _apply_warpers(
             warped = warp_temperature(warped, reals[TEMPERATURE])
     if active.temperature:
         rate = 1.0 / torch.where(reals[TEMPERATURE] == 0, 1.0, reals[TEMPERATURE])
-    if active.top_k:
-        ranked = warp_top_k(ranked, ints[TOP_K])
-    if active.top_p:
-        ranked = warp_top_p(ranked, reals[TOP_P], rate)
-    if active.min_p:
-        ranked = warp_min_p(ranked, reals[MIN_P], rate)
+    ranked = truncate(
+        ranked,
+        ints[TOP_K] if active.top_k else None,
+        reals[TOP_P] if active.top_p else None,
+        reals[MIN_P] if active.min_p else None,
+        rate,
+    )
     if active.top_k or active.top_p or active.min_p:
         warped = warped.masked_fill(ranked == -torch.inf, -torch.inf)
     if not active.bottom_p:
