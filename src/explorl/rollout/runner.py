@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -118,17 +118,25 @@ class Runner:
 
     def prefill(self, at: Sequence[Any], prompts: Sequence[Sequence[int]]) -> None:
         """Compute prompts into the entries or pages ``at``, without their last token, the first input of decoding."""
-        order = sorted((i for i, prompt in enumerate(prompts) if len(prompt) > 1), key=lambda i: len(prompts[i]))
-        while order:
-            length = len(prompts[order[-1]]) - 1
-            batch = order[-max(1, self.plan.prefill_tokens // length) :]
-            if self.device.type == "cpu":
-                # Shorter prompts get another pass, as their padding would cost more than that.
-                batch = [i for i in batch if 4 * (len(prompts[i]) - 1) >= 3 * length]
-            del order[-len(batch) :]
-            self._prefill([at[i] for i in batch], [prompts[i][:-1] for i in batch], length)
+        # On a CPU shorter prompts get another pass, as their padding would cost more than that.
+        share = 0.75 if self.device.type == "cpu" else 0.0
+        for batch in self._batches([len(prompt) - 1 for prompt in prompts], share):
+            self._prefill([at[i] for i in batch], [prompts[i][:-1] for i in batch])
 
-    def _prefill(self, at: Any, prompts: Sequence[Sequence[int]], length: int) -> None:
+    def _batches(self, lengths: Sequence[int], share: float = 0.0) -> Iterator[list[int]]:
+        """Yield indices of sequences to compute together, the longest first.
+
+        Sequences without tokens are left out; others are at least ``share`` as long as the longest of their batch.
+        """
+        order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: lengths[i])
+        while order:
+            longest = lengths[order[-1]]
+            batch = [i for i in order[-max(1, self.plan.prefill_tokens // longest) :] if lengths[i] >= share * longest]
+            del order[-len(batch) :]
+            yield batch
+
+    def _prefill(self, at: Any, prompts: Sequence[Sequence[int]]) -> None:
+        length = len(prompts[-1])  # the longest
         graphs = self.use_graphs and self._unrolled is not None and self.device.type == "cuda"
         graphs = graphs and len(prompts) * length <= PREFILL_TOKENS
         if graphs:
@@ -154,11 +162,8 @@ class Runner:
 
     def extend(self, at: Sequence[Any], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
         """Compute tokens ``ids[i]`` at positions ``starts[i]`` and up, of rows whose earlier tokens are computed."""
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        while order:
-            longest = len(ids[order[-1]])
-            batch = order[-max(1, self.plan.prefill_tokens // longest) :]
-            del order[-len(batch) :]
+        for batch in self._batches([len(tokens) for tokens in ids]):
+            longest = len(ids[batch[-1]])
             begin, lengths = [starts[i] for i in batch], [len(ids[i]) for i in batch]
             rows = self.cache.extension([at[i] for i in batch], begin, lengths)
             padded = torch.tensor([[*ids[i], *[0] * (longest - len(ids[i]))] for i in batch], device=self.device)

@@ -348,12 +348,16 @@ class Scheduler:
             stopped = self.stops.find(likely, self.steps, status, state.out_ints[0], every=1)
         return stopped | self.stops.find(busy, self.steps, status, state.out_ints[0], every)
 
-    def read_back(self, sequence: SequenceState) -> None:
-        """Read back what a sequence in a slot has sampled so far, up to a stop string if there is one."""
+    def read_back(self, sequence: SequenceState | None = None) -> None:
+        """Read back what a sequence, or all in slots, have sampled so far, up to a stop string if there is one."""
         self.settle()
-        if sequence.slot >= 0:
-            self._search(np.array([sequence.slot]))
-        self._update_tokens(sequence)
+        self._search(self._slots(sequence))
+        self._read_back(self._slots(sequence))
+
+    def _slots(self, sequence: SequenceState | None) -> np.ndarray:
+        """Return the slot of a sequence if it has one, or all slots in use."""
+        busy = np.flatnonzero(self.owner >= 0)
+        return busy if sequence is None else busy[busy == sequence.slot]
 
     def _search(self, slots: np.ndarray) -> None:
         """Search these slots for stop strings now instead of after enough new tokens."""
@@ -366,28 +370,17 @@ class Scheduler:
             self._collect(owner, download.wait()[0].numpy(), every=1)
             self.settle()
 
-    def _update_tokens(self, sequence: SequenceState) -> None:
-        self.settle()
-        if sequence.slot >= 0 and self.steps[sequence.slot] > len(sequence.tokens):
-            self._read_back(np.array([sequence.slot]))
-
     def _read_back(self, slots: np.ndarray) -> list[SequenceState]:
         """Read back the sequences in these slots, and return them."""
         sequences = [self.sequences[i] for i in self.owner[slots]]
-        Readback(self.runner.state, self.active, sequences, slots, self.steps[slots]).finish()
+        if any(self.steps[slot] > len(s.tokens) for slot, s in zip(slots, sequences, strict=True)):
+            Readback(self.runner.state, self.active, sequences, slots, self.steps[slots]).finish()
         return sequences
-
-    def read_back_all(self) -> None:
-        """Do the same as `read_back` for all slots at once."""
-        self.settle()
-        self._search(np.flatnonzero(self.owner >= 0))
-        slots = np.flatnonzero(self.owner >= 0)
-        if len(slots):
-            self._read_back(slots)
 
     def remove(self, sequence: SequenceState, keep: bool = True) -> SequenceState:
         """Remove a sequence from its slot, keeping its keys and values if ``keep``, or from the queue; return it."""
-        self._update_tokens(sequence)
+        self.settle()
+        self._read_back(self._slots(sequence))
         if sequence.slot >= 0:
             if keep:
                 sequence.saved_kv = self.memory.keep(sequence.slot, sequence, len(sequence.tokens))

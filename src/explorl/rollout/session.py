@@ -191,7 +191,7 @@ class Session:
         """Copy what all sequences have sampled to the host at once, so that `rollout` does not wait for each
         sequence."""
         if self._scheduler is not None:
-            self._scheduler.read_back_all()
+            self._scheduler.read_back()
 
     @default_torch_settings()
     def rollout(self, number: int) -> Rollout:
