@@ -23,7 +23,7 @@ from explorl.rollout.engine import MAX_IDLE_SHARE
 from explorl.rollout.memory.cache import LayerShape
 from explorl.rollout.memory.pages import PageCache
 from explorl.rollout.memory_plan import make_plan
-from explorl.rollout.sequences import STATS
+from explorl.rollout.requests import STATS
 
 from .models import GQA, build, prompts
 from .test_engine import check_records, same_tokens

@@ -18,10 +18,9 @@ from explorl.rollout import Engine, Rollout, SamplingParams, memory_plan
 from explorl.rollout import readback as readback
 from explorl.rollout import scheduler as scheduler
 from explorl.rollout.memory import pages
-from explorl.rollout.requests import prepare
+from explorl.rollout.requests import SequenceState, prepare
 from explorl.rollout.runner import Runner
 from explorl.rollout.scheduler import Scheduler
-from explorl.rollout.sequences import SequenceState
 from explorl.rollout.session import plain_tokens
 from explorl.rollout.state import SlotState
 from explorl.rollout.stops import StopTokens

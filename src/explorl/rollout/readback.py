@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from explorl.rollout.requests import SequenceState
 from explorl.rollout.rollouts import FinishReason
 from explorl.rollout.sampling import Active
-from explorl.rollout.sequences import SequenceState
 from explorl.rollout.state import BRANCHING, BROKEN, ENTROPY, LOGP, LOGQ, STOPPED, TOKENS, SlotState, upload
 
 MAX_STEPS = 32

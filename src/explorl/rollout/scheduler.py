@@ -13,10 +13,9 @@ from explorl.rollout.memory.cache import Layout
 from explorl.rollout.memory.page_memory import PageMemory
 from explorl.rollout.memory.span_memory import SpanMemory
 from explorl.rollout.readback import Download, Readback, graph_size, steps_until_readback
-from explorl.rollout.requests import Requests
+from explorl.rollout.requests import Requests, SequenceState
 from explorl.rollout.runner import Runner
 from explorl.rollout.sampling import Active
-from explorl.rollout.sequences import SequenceState
 from explorl.rollout.state import (
     BROKEN,
     CURVE,

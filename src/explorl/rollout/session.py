@@ -25,13 +25,12 @@ import torch
 from explorl.modeling.attention import model_lock, sampling_mode
 from explorl.modeling.gpu import on
 from explorl.modeling.precision import default_torch_settings
-from explorl.rollout.requests import Requests, continuation_tokens
+from explorl.rollout.requests import STATS, PromptTokens, Requests, SequenceState, continuation_tokens
 from explorl.rollout.rollouts import Rollout
 from explorl.rollout.sampling import Active, SamplingParams
 from explorl.rollout.sampling.params import token_list
 from explorl.rollout.sampling.rng import fork_key, request_keys
 from explorl.rollout.scheduler import Scheduler
-from explorl.rollout.sequences import STATS, PromptTokens, SequenceState
 
 if TYPE_CHECKING:
     from explorl.rollout.engine import Engine

@@ -15,7 +15,7 @@ import numpy as np
 
 from explorl.rollout.memory.cache import Layout
 from explorl.rollout.memory.pages import BLANK, RESERVED_PAGES, pages_for
-from explorl.rollout.sequences import PromptTokens, SequenceState
+from explorl.rollout.requests import PromptTokens, SequenceState
 
 
 class RetainedPages:

@@ -18,8 +18,8 @@ import numpy as np
 
 from explorl.rollout.memory.cache import Layout
 from explorl.rollout.memory.spans import PromptCache, Span, SpanCache
+from explorl.rollout.requests import PromptTokens, SequenceState
 from explorl.rollout.runner import Runner
-from explorl.rollout.sequences import PromptTokens, SequenceState
 from explorl.rollout.state import TOKEN
 
 Moves = tuple[np.ndarray, np.ndarray]
