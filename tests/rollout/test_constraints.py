@@ -97,7 +97,7 @@ def test_the_kernel_does_the_same(more: dict[str, Any], dtype: torch.dtype, kern
         state.allocate(active)
         if active.repetition:
             state.mark_seen(torch.arange(rows, device=kernel_device), [[row, 150, 8] for row in range(rows)])
-        step(x, state, Active(**{**vars(active), "stop_sets": True}))
+        step(x, state, active)
         states.append(state)
     want, got = states
     assert torch.equal(got.ints, want.ints)

@@ -207,8 +207,7 @@ def test_random_numbers_are_those_of_splitmix64(salt: int) -> None:
         assert mine == theirs == want * 2.0**-53
 
 
-@pytest.mark.parametrize("stop_sets", [False, True])
-def test_slots_advance_and_end_as_on_other_devices(stop_sets: bool) -> None:
+def test_slots_advance_and_end_as_on_other_devices() -> None:
     states = [a_state(6, 50) for _ in range(2)]
     running = torch.tensor([True, True, True, True, True, False])
     result = SampledToken(
@@ -223,9 +222,9 @@ def test_slots_advance_and_end_as_on_other_devices(stop_sets: bool) -> None:
         state.set_stops([[3], [9, 4]])
         state.ints[STATUS, 5], state.ints[STOP_SET, 3:] = IDLE, 1
         state.ints[LIMIT] = torch.tensor([9, 1, 9, 9, 9, 9])
-        advance(state, state.ints, result, Active(stop_sets=stop_sets), running, running & ~result.broken)
+        advance(state, state.ints, result, running, running & ~result.broken)
     assert torch.equal(states[0].ints, states[1].ints)
-    ends = [STOPPED, LENGTH, RUNNING, BROKEN, STOPPED if stop_sets else RUNNING, IDLE]
+    ends = [STOPPED, LENGTH, RUNNING, BROKEN, STOPPED, IDLE]
     assert states[1].ints[STATUS].tolist() == ends
     assert states[1].ints[STEP].tolist() == [1, 1, 1, 0, 1, 0]
 

@@ -345,6 +345,7 @@ class SequenceState:
             tokenizer=tokenizer,
             parent=self.parent,
             forked_at=self.forked_at,
+            calls=(),
         )
 
 

@@ -173,8 +173,8 @@ class Chains(NamedTuple):
         self, scores: Float[Tensor, "rows vocab"], rate: Float[Tensor, " rows"] | None
     ) -> tuple[Bool[Tensor, "rows vocab"], Bool[Tensor, "rows vocab"], Float[Tensor, " rows"]]:
         """Return what is removed before bottom-p, what bottom-p removes of the rest, and the mass of that."""
-        cuts = (getattr(self, name) if name in self.active else None for name in ("top_k", "top_p", "min_p"))
-        ranked = truncate(scores.float(), *cuts, rate)
+        cuts = {name: getattr(self, name) if name in self.active else None for name in ("top_k", "top_p", "min_p")}
+        ranked = truncate(scores.float(), **cuts, rate=rate)
         gone = ranked == -torch.inf
         if "bottom_p" not in self.active:
             return gone, torch.zeros_like(gone), torch.zeros_like(self.bottom_p)

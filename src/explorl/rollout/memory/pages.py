@@ -106,9 +106,9 @@ class PageCache(StoredKv):
         inside = np.arange(max(lengths)) < np.asarray(lengths)[:, None]
         page_of_token = np.take_along_axis(padded, np.where(inside, position // page, 0), 1)
         places = np.where(inside, page_of_token * page + position % page, -1)
-        table = upload(padded, device)
+        on_device = upload(padded, device)
         distance = upload(position, device)[..., None] - torch.arange(width * page, device=device)
-        return Extension(self, places, distance, lambda layer: self.gathered(layer, table))
+        return Extension(self, places, distance, lambda layer: self.gathered(layer, on_device))
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
         """Copy pages; no page is both source and target."""

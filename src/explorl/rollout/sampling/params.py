@@ -245,8 +245,6 @@ class Active:
     per_sequence: bool = False
     by_position: bool = False
     min_p_mass: float = 0.0
-    stop_sets: bool = False
-    """True if requests have different stop tokens."""
 
     @classmethod
     def of(cls, params: SamplingParams, rows: Mapping[str, np.ndarray]) -> Active:
@@ -266,7 +264,6 @@ class Active:
             per_sequence=chance and params.bottom_p_per == "sequence",
             by_position=by_position,
             min_p_mass=params.min_p_mass or 0.0,
-            stop_sets=is_per_request(params.stop_token_ids),
         )
 
     @property

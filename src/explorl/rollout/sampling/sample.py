@@ -312,17 +312,15 @@ def sample_step(
         token = result.token[:, None]
         seen.scatter_(1, token, seen.gather(1, token) | good[:, None])
 
-    (_advance_on_host if ints.device.type == "cpu" else _advance)(state, ints, result, active, running, good)
+    advance = _advance_on_host if ints.device.type == "cpu" else _advance
+    advance(state, ints, result, running, good)
 
 
-def _advance(
-    state: SlotState, ints: Tensor, result: SampledToken, active: Active, running: Tensor, good: Tensor
-) -> None:
+def _advance(state: SlotState, ints: Tensor, result: SampledToken, running: Tensor, good: Tensor) -> None:
     """Count the sampled tokens, and set the status of the slots that end with them."""
     ints[STEP] += good
     status = torch.where(ints[STEP] >= ints[LIMIT], LENGTH, RUNNING)
-    stops = state.stops[ints[STOP_SET]] if active.stop_sets else state.stops[:1]
-    stopped = (result.token[:, None] == stops).any(-1)
+    stopped = (result.token[:, None] == state.stops[ints[STOP_SET]]).any(-1)
     status = torch.where(result.broken, BROKEN, torch.where(stopped, STOPPED, status))
     ints[STATUS] = torch.where(running, status, ints[STATUS])
     onward = ints[STATUS] == RUNNING
@@ -330,15 +328,12 @@ def _advance(
     ints[POSITION] += onward
 
 
-def _advance_on_host(
-    state: SlotState, ints: Tensor, result: SampledToken, active: Active, running: Tensor, good: Tensor
-) -> None:
+def _advance_on_host(state: SlotState, ints: Tensor, result: SampledToken, running: Tensor, good: Tensor) -> None:
     """Compute `_advance` on a CPU, where NumPy's calls cost less."""
     fields, token, stops = ints.numpy(), result.token.numpy(), state.stops.numpy()
     fields[STEP] += good.numpy()
     status = np.where(fields[STEP] >= fields[LIMIT], LENGTH, RUNNING)
-    stops = stops[fields[STOP_SET]] if active.stop_sets else stops[:1]
-    status[(token[:, None] == stops).any(-1)] = STOPPED
+    status[(token[:, None] == stops[fields[STOP_SET]]).any(-1)] = STOPPED
     status[result.broken.numpy()] = BROKEN
     fields[STATUS] = np.where(running.numpy(), status, fields[STATUS])
     onward = fields[STATUS] == RUNNING
