@@ -244,12 +244,12 @@ class Engine:
         prompts: int,
         prompt_tokens: int,
         tokens: int,
-        rows: int | None = None,
+        max_slots: int | None = None,
     ) -> tuple[Runner, int]:
         """Return a runner with memory for these requests, as far as they fit, and how many of them run together.
 
-        The model must be the one that `version` has inspected. ``rows`` is the most rows after a failed allocation,
-        when only half of the budget is used.
+        The model must be the one that `version` has inspected. ``max_slots`` is set after a failed allocation, when
+        only half of the budget is used.
         """
         device = next(self.model.parameters()).device
         if not self._signature:
@@ -260,7 +260,7 @@ class Engine:
             raise ValueError(f"use_graphs needs a CUDA device, but the model is on {device}; leave it None")
         itemsize = self.layers[0].dtype.itemsize
         config = self._config()
-        budget = self._budget(device) if rows is None else self._budget(device) // 2
+        budget = self._budget(device) if max_slots is None else self._budget(device) // 2
         plan = make_plan(
             self.layers,
             requests=requests,
@@ -271,7 +271,7 @@ class Engine:
             logit_bytes=(itemsize if kernels else 16 + itemsize) + active.repetition,
             stat_bytes=4 if active.min_p_mass else 0,
             prefill_bytes=itemsize * (8 * config.hidden_size + 3 * (getattr(config, "intermediate_size", 0) or 0)),
-            batch_size=self.batch_size if rows is None else rows,
+            batch_size=self.batch_size if max_slots is None else max_slots,
             budget=budget,
             device=device,
             kernels=kernels,
@@ -337,8 +337,8 @@ class Engine:
             versions = sum(tensor._version for tensor in weights if not tensor.is_inference())
             return self._signature, versions, _sampled_bits(weights)
 
-    def most_rows(self) -> int:
-        """Return how many rows are decoded together if memory allows it."""
+    def most_slots(self) -> int:
+        """Return how many sequences are decoded together if memory allows it."""
         return self.batch_size or ROWS.get(next(self.model.parameters()).device.type, 256)
 
     def input_vocab(self) -> int:

@@ -80,7 +80,7 @@ class Session:
         self._weights: Any = None
         self._stamp = object()
         """Identifies this session to the runner, which copies the weights once per session."""
-        self._max_rows: int | None = None
+        self._max_slots: int | None = None
         """Most sequences decoded together, once an allocation has failed."""
         self._closed = ""
         self.steps = 0
@@ -281,8 +281,8 @@ class Session:
                         done += steps
                         self.steps += steps
             except BaseException as error:
-                if not self._halve_rows(error):
-                    self._discard_device_state()
+                self._discard_device_state()
+                if not self._halve_slots(error):
                     raise
 
     def _discard_device_state(self) -> None:
@@ -290,29 +290,19 @@ class Session:
 
         Sequences are computed again from their tokens.
         """
-        if self._scheduler is None:
-            return
         for sequence in self._sequences:
             sequence.slot, sequence.saved_kv = -1, None
         self._scheduler = None
         self.engine.discard_memory()
 
-    def _halve_rows(self, error: BaseException) -> bool:
-        """Use half the sequences and half the memory after a failed allocation, once; return whether to try again.
-
-        Sequences are computed again from their tokens.
-        """
-        scheduler, plan = self._scheduler, self.engine.plan
+    def _halve_slots(self, error: BaseException) -> bool:
+        """Use half the slots and half the memory after a failed allocation, once; return whether to try again."""
+        plan = self.engine.plan
         out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-        if not out_of_memory or self._max_rows is not None or plan is None or plan.slots < 2:
+        if not out_of_memory or self._max_slots is not None or plan is None or plan.slots < 2:
             return False
-        self._max_rows = plan.slots // 2
-        logger.warning("memory ran out with %d sequences; continuing with %d", plan.slots, self._max_rows)
-        if scheduler is not None:
-            scheduler.move_out(keep=False)
-            scheduler.discard_memory()
-        self._scheduler = None
-        self.engine.discard_memory()
+        self._max_slots = plan.slots // 2
+        logger.warning("memory ran out with %d sequences; continuing with %d", plan.slots, self._max_slots)
         return True
 
     def _prepare_scheduler(self) -> Scheduler:
@@ -325,7 +315,7 @@ class Session:
             "prompt_tokens": max(len(s.prompt.tokens) for s in live),
             "tokens": max(s.limit for s in live),
         }
-        max_slots = engine.most_rows() if self._max_rows is None else self._max_rows
+        max_slots = engine.most_slots() if self._max_slots is None else self._max_slots
         if scheduler is not None and scheduler.runner.plan.holds(scheduler.slots, max_slots, **needs):
             return scheduler
         if scheduler is None:
@@ -336,7 +326,7 @@ class Session:
             needs["requests"] = max(needs["requests"], 2 * scheduler.slots)
             scheduler.move_out()
             memory = scheduler.memory
-        runner, slots = engine.prepare(self._active, rows=self._max_rows, **needs)
+        runner, slots = engine.prepare(self._active, max_slots=self._max_slots, **needs)
         scheduler.move_in(runner, slots, self._active, memory)
         self._scheduler = scheduler
         return scheduler
