@@ -59,20 +59,18 @@ class Session:
         keep: bool = True,
         on_finish: Callable[[Rollout], object] | None = None,
     ) -> None:
-        engine.begin_session(self)
         self.engine, self._requests, self._on_finish = engine, requests, on_finish
         self._scheduler: Scheduler | None = None
         self._keep = keep
         self._active = Active.of(params, requests.rows)
         self.prompt_ids = requests.prompts
         """Tokens of each prompt, by `Rollout.prompt_index`."""
-        prompts = {tuple(ids): PromptTokens(tuple(ids)) for ids in requests.prompts}
+        distinct = {tuple(ids): PromptTokens(tuple(ids)) for ids in requests.prompts}
+        prompts = [distinct[tuple(ids)] for ids in requests.prompts]
         stat_types = {**STATS, "min_p_mass": torch.float32} if params.min_p_mass else STATS
         keys = request_keys(requests.seed, range(len(requests))).tolist()
         self._sequences = [
-            SequenceState(
-                number, prompts[tuple(requests.prompts[number // requests.n])], requests, number, key, limit, stat_types
-            )
+            SequenceState(number, prompts[number // requests.n], requests, number, key, limit, stat_types)
             for number, (key, limit) in enumerate(zip(keys, requests.rows["max_tokens"].tolist(), strict=True))
         ]
         self._ended: list[SequenceState] = []
@@ -87,6 +85,7 @@ class Session:
         """Steps decoded so far, each of up to one token per sequence."""
         self.sampling = False
         """True if `step` or `run` is running, as when ``on_finish`` is called."""
+        engine.begin_session(self)
 
     # Sequences
 

@@ -112,12 +112,7 @@ class ToolSession(Session):
         ]
         params = replace(params, stop=stops, seed=self.seed)
         requests = engine.requests(prompts, n, params)
-        with ExitStack() as closing:
-            self._pool = closing.enter_context(tools.pool()) if pool is None else pool
-            self._listener = closing.enter_context(PoolListener(self._pool))
-            super().__init__(engine, requests, params)
-            self._closing = closing.pop_all()
-        prompt_keys = [tuple(ids) for ids in self.prompt_ids]
+        prompt_keys = [tuple(ids) for ids in requests.prompts]
         open_calls = {ids: open_call_in_prompt(ids, engine.tokenizer, self.tool) for ids in set(prompt_keys)}
         self._transcripts = [
             _Transcript(limit, calls, open_calls[prompt_keys[number // n]])
@@ -125,7 +120,7 @@ class ToolSession(Session):
         ]
         self._waiting: dict[int, tuple[_CallStop, Call]] = {}
         """Running calls by sequence."""
-        self._done_rows: list[int] = []
+        self._completed: list[int] = []
         """Sequences that have ended with all their calls and that `step` has not returned yet."""
         self._last_check = 0
         """`Session.steps` when the calls were last checked."""
@@ -133,6 +128,11 @@ class ToolSession(Session):
         """Number of interpreters that were opened."""
         self._on_cpu = next(engine.model.parameters()).device.type == "cpu"
         self._calling_share = _CALLING_SHARES.get(engine, 0.0)
+        with ExitStack() as closing:
+            self._pool = closing.enter_context(tools.pool()) if pool is None else pool
+            self._listener = closing.enter_context(PoolListener(self._pool))
+            super().__init__(engine, requests, params)
+            self._closing = closing.pop_all()
         self._prestart()
         self._listener.wanted.set()
 
@@ -151,9 +151,9 @@ class ToolSession(Session):
         """Sample until a sequence has ended with all its calls, or up to that many tokens per sequence; return what has
         ended."""
         self._advance(tokens, same_weights)
-        while not self._done_rows and tokens is None and self.running:
+        while not self._completed and tokens is None and self.running:
             self._advance(None, same_weights=True)
-        ended, self._done_rows = self._done_rows, []
+        ended, self._completed = self._completed, []
         return [self.rollout(number) for number in ended]
 
     def rollout(self, number: int) -> Rollout:
@@ -196,7 +196,7 @@ class ToolSession(Session):
         self._waiting.pop(number, None)
         super().cancel(number)
         self._end_row(number)
-        self._done_rows = [ended for ended in self._done_rows if ended != number]
+        self._completed = [ended for ended in self._completed if ended != number]
 
     def resume(self, number: int) -> None:
         """Undo `cancel` of a sequence that had not begun."""
@@ -364,7 +364,7 @@ class ToolSession(Session):
     def _end_row(self, number: int) -> None:
         transcript = self._transcripts[number]
         if not transcript.ended:
-            self._done_rows.append(number)
+            self._completed.append(number)
         transcript.ended = True
         if transcript.interpreter is not None:
             transcript.interpreter.close()
