@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -255,15 +255,17 @@ def make_plan(
             copied=min(max(COPY_BYTES, rows * page_bytes // 2), rows * page_bytes * len(layers)),  # keys or values
         )
 
+    def sized(rows: int) -> Plan:
+        return Plan(rows, tokens, stored, prefill, 0, 0, work(rows), split=rows < wanted, entries=entries(rows))
+
     if device.type in SPANS and not kernels:
         for count in (max(entries(wanted), stored_prompts), entries(wanted)):
-            plan = _spans(layers, wanted, tokens, stored, prefill, count, work(wanted))
+            plan = _with_spans(replace(sized(wanted), entries=count), layers)
             if plan.bytes <= budget:
                 return plan
 
     def paged(rows: int) -> Plan:
-        sizes = rows, tokens, stored, prefill, entries(rows), work(rows)
-        return _pages(layers, *sizes, budget=budget, kernels=kernels, fewer=rows < wanted, wanted=pages)
+        return _with_pages(sized(rows), layers, pages, budget, kernels)
 
     if paged(1).bytes > budget:
         raise MemoryError(
@@ -277,61 +279,40 @@ def make_plan(
     return paged(low)
 
 
-def _spans(
-    layers: Sequence[LayerShape], rows: int, tokens: int, stored: int, prefill: int, entries: int, work: int
-) -> Plan:
-    """Return the plan with one span per row."""
+def _with_spans(plan: Plan, layers: Sequence[LayerShape]) -> Plan:
+    """Return the plan with one span per row, and the prompts beside them."""
     token_bytes = sum(layer.bytes for layer in layers)
-    return Plan(
-        slots=rows,
-        tokens=tokens,
-        prompt_tokens=stored,
-        prefill_tokens=prefill,
-        cache_bytes=rows * tokens * token_bytes,
-        prompt_bytes=entries * stored * token_bytes,
-        work_bytes=work,
-        split=False,
-        entries=entries,
+    return replace(
+        plan,
+        cache_bytes=plan.slots * plan.tokens * token_bytes,
+        prompt_bytes=plan.entries * plan.prompt_tokens * token_bytes,
     )
 
 
-def _pages(
-    layers: Sequence[LayerShape],
-    rows: int,
-    tokens: int,
-    stored: int,
-    prefill: int,
-    entries: int,
-    work: int,
-    *,
-    budget: int,
-    kernels: bool,
-    fewer: bool,
-    wanted: int,
-) -> Plan:
-    """Return the plan with pages for all that rows may sample, or for 1 / `LENGTH_DIVISOR` of it if memory is short."""
+def _with_pages(plan: Plan, layers: Sequence[LayerShape], before: int, budget: int, kernels: bool) -> Plan:
+    """Return the plan with pages for all that rows may sample, or for 1 / `LENGTH_DIVISOR` of it if memory is short.
+
+    ``before`` is the previous number of pages, which is kept if the budget allows.
+    """
     page = PAGE.get(layers[0].device.type, 64)
+    rows, tokens, stored = plan.slots, plan.tokens, plan.prompt_tokens
     page_bytes = page * sum(layer.bytes for layer in layers)
     row_pages = -(-(stored + tokens) // page)
+    work = plan.work_bytes
     if not kernels:  # torch gathers the keys and values of a layer, and once more for each query head
         work += 3 * rows * row_pages * page * max(layer.bytes for layer in layers)
     table = rows * row_pages * 4
-    prompt_pages = entries * -(-stored // page)
-    max_pages = rows * (-(-tokens // page) + 1) + prompt_pages + RESERVED_PAGES
-    min_pages = (
-        max(row_pages + 1, rows * (-(-tokens // (page * LENGTH_DIVISOR)) + 1) + -(-stored // page)) + RESERVED_PAGES
-    )
-    pages = min(max(max_pages, wanted), max(min_pages, (budget - work - table) // page_bytes))
-    return Plan(
-        slots=rows,
-        tokens=tokens,
-        prompt_tokens=stored,
-        prefill_tokens=prefill,
+    prompt_pages = -(-stored // page)
+    most = rows * (-(-tokens // page) + 1) + plan.entries * prompt_pages + RESERVED_PAGES
+    least = max(row_pages + 1, rows * (-(-tokens // (page * LENGTH_DIVISOR)) + 1) + prompt_pages) + RESERVED_PAGES
+    pages = min(max(most, before), max(least, (budget - work - table) // page_bytes))
+    return replace(
+        plan,
         cache_bytes=pages * page_bytes + table,
-        prompt_bytes=0,
         work_bytes=work,
-        split=fewer or pages < max_pages,
+        split=plan.split or pages < most,
         page=page,
         pages=pages,
         row_pages=row_pages,
+        entries=0,
     )
