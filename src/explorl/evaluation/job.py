@@ -63,10 +63,7 @@ class Job:
         self.digests = [data_digest(problem) for problem in problems]
         self.limits = [self._limit(prompt) for prompt in self.prompts]
         self.answer_mark = _answer_mark(task, self.rendered[0])
-        prefix = self.sampling.prefix
-        if not isinstance(prefix, str):
-            raise ValueError(f"prefix is {prefix!r}; use one text for all prompts, such as '<think>'")
-        self.opened = [opens_think(text + prefix) for text in self.rendered]
+        self.opened = [opens_think(text + self.sampling.prefix) for text in self.rendered]
 
     def chunks(self, problems: int) -> list[Chunk]:
         """Return all chunks, the first samples of all problems first."""

@@ -21,17 +21,16 @@ def opens_think_in(tokenizer: Any, prompt: Prompt, prefix: str = "") -> bool:
     return opens_think(render_prompt(tokenizer, prompt) + prefix)
 
 
-def all_opened(tokenizer: Any, prompts: Sequence[Prompt], prefix: str | Sequence[str] = "") -> list[bool]:
+def all_opened(tokenizer: Any, prompts: Sequence[Prompt], prefix: str = "") -> list[bool]:
     """Return `opens_think_in` of each prompt.
 
     Only the first prompt of messages is rendered, since one chat template ends them all. ``prefix`` follows all
-    prompts, or is a list with one per prompt.
+    prompts.
     """
     first = next((prompt for prompt in prompts if not isinstance(prompt, str)), None)
     by_template = first is not None and opens_think_in(tokenizer, first)
     ends = [prompt if isinstance(prompt, str) else "<think>" * by_template for prompt in prompts]
-    prefixes = [prefix] * len(ends) if isinstance(prefix, str) else prefix
-    return [opens_think(end + text) for end, text in zip(ends, prefixes, strict=True)]
+    return [opens_think(end + prefix) for end in ends]
 
 
 def check_prompts(
