@@ -51,7 +51,7 @@ class Engine:
     Args:
         model: The model, in train or eval mode, which is not changed.
         tokenizer: Its tokenizer; None if prompts are token ids and no text is needed.
-        batch_size: Most rows decoded together; None lets memory decide, up to a few hundred.
+        batch_size: Most sequences decoded together; None lets memory decide, up to a few hundred.
         memory_budget: Bytes that the engine may hold in addition to the model and its copy in another ``dtype``; None
             is half of the free memory.
         use_graphs: Decode in CUDA graphs; None means yes on CUDA.

@@ -44,7 +44,8 @@ class Rollout:
     """
 
     request: int
-    """Index of the request: all samples of the first prompt, then of the second, and so on. In a session, the row."""
+    """Index of the request: all samples of the first prompt, then of the second, and so on. In a session, the
+    number of the sequence."""
     prompt_index: int
     sample_index: int
     token_ids: list[int]
@@ -70,9 +71,9 @@ class Rollout:
     sampled: Bool[Tensor, " time"] = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
     """True for sampled tokens, False for forced ones: TRL's ``env_mask``."""
     parent: int | None = None
-    """The row it was forked from."""
+    """The number of the sequence it was forked from."""
     forked_at: int | None = None
-    """Number of tokens it shares with that row."""
+    """Number of tokens it shares with that sequence."""
     calls: tuple[ToolCall, ...] = ()
     """Tool calls in order: see `explorl.rollout.tool_use`."""
 
