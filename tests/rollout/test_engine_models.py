@@ -22,7 +22,7 @@ from explorl.rollout import Engine, SamplingParams, UnsupportedModel
 from explorl.rollout.engine import MAX_IDLE_SHARE
 from explorl.rollout.memory.cache import LayerShape
 from explorl.rollout.memory.pages import PageCache
-from explorl.rollout.memory_plan import make_plan
+from explorl.rollout.memory_plan import MemoryNeeds, make_plan
 from explorl.rollout.requests import STATS
 
 from .models import GQA, build, prompts
@@ -473,11 +473,10 @@ def test_too_small_a_budget_is_an_error(llama: Any) -> None:
 
 def test_the_largest_batch_that_fits_is_planned() -> None:
     layers = [LayerShape(3, 64, 64, torch.bfloat16, torch.device("cpu"))] * 30
-    common = SimpleNamespace(
-        requests=512, prompts=64, prompt_tokens=64, tokens=256, vocab=49152, logit_bytes=2, prefill_bytes=30000
-    )
+    needs = MemoryNeeds(requests=512, prompts=64, prompt_tokens=64, tokens=256)
+    common = SimpleNamespace(vocab=49152, logit_bytes=2, prefill_bytes=30000)
     plans = [
-        make_plan(layers, batch_size=None, budget=budget << 20, device=torch.device("cpu"), **vars(common))
+        make_plan(layers, needs, batch_size=None, budget=budget << 20, device=torch.device("cpu"), **vars(common))
         for budget in (200, 400, 800, 100_000)
     ]
     assert [plan.split for plan in plans] == [True, True, True, False]

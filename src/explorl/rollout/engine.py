@@ -27,7 +27,7 @@ from explorl.modeling.onednn_ops import copied_bytes
 from explorl.modeling.precision import CastWeights, default_torch_settings, weights_dtype
 from explorl.modeling.proof import TAIL, reached, touched
 from explorl.rollout.memory.cache import probe
-from explorl.rollout.memory_plan import ROWS, Plan, free_memory, make_plan, total_memory
+from explorl.rollout.memory_plan import ROWS, MemoryNeeds, Plan, free_memory, make_plan, total_memory
 from explorl.rollout.requests import Prompt, Requests, eos_token_ids, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.runner import Runner
@@ -236,16 +236,7 @@ class Engine:
         """Return whether Triton kernels are used on this device if they agree with the model."""
         return kernels_run(device) if self.use_kernels is None else self.use_kernels
 
-    def prepare(
-        self,
-        active: Active,
-        *,
-        requests: int,
-        prompts: int,
-        prompt_tokens: int,
-        tokens: int,
-        max_slots: int | None = None,
-    ) -> tuple[Runner, int]:
+    def prepare(self, active: Active, needs: MemoryNeeds, max_slots: int | None = None) -> tuple[Runner, int]:
         """Return a runner with memory for these requests, as far as they fit, and how many of them run together.
 
         The model must be the one that `version` has inspected. ``max_slots`` is set after a failed allocation, when
@@ -254,7 +245,7 @@ class Engine:
         device = next(self.model.parameters()).device
         if not self._signature:
             self._refresh(device)
-        unrolled, kernels = self._mode(prompt_tokens + tokens)
+        unrolled, kernels = self._mode(needs.prompt_tokens + needs.tokens)
         graphs = device.type == "cuda" if self.use_graphs is None else self.use_graphs
         if graphs and device.type != "cuda":
             raise ValueError(f"use_graphs needs a CUDA device, but the model is on {device}; leave it None")
@@ -263,10 +254,7 @@ class Engine:
         budget = self._budget(device) if max_slots is None else self._budget(device) // 2
         plan = make_plan(
             self.layers,
-            requests=requests,
-            prompts=prompts,
-            prompt_tokens=prompt_tokens,
-            tokens=tokens,
+            needs,
             vocab=self.vocab,
             logit_bytes=(itemsize if kernels else 16 + itemsize) + active.repetition,
             stat_bytes=4 if active.min_p_mass else 0,
@@ -277,7 +265,7 @@ class Engine:
             kernels=kernels,
             before=None if self._runner is None else self._runner.plan,
         )
-        if unrolled and device.type == "cpu" and not kernels and tokens >= MIN_TOKENS_TO_COPY:
+        if unrolled and device.type == "cpu" and not kernels and needs.tokens >= MIN_TOKENS_TO_COPY:
             copies = copied_bytes(llama_like(self.model)) if self._cast_weights is None else 0
             if plan.bytes + copies <= budget and (self.max_copy_bytes is None or copies <= self.max_copy_bytes):
                 plan = replace(plan, weight_bytes=copies)
@@ -286,7 +274,7 @@ class Engine:
             self._warned = True
             logger.warning(
                 "%d requests of up to %d tokens do not fit into memory together; running up to %d at a time",
-                requests,
+                needs.requests,
                 plan.tokens,
                 plan.slots,
             )

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -26,6 +27,18 @@ REUSE_SHARE = 0.9
 """Share of the rows and pages there is room for now that existing memory must have to be reused."""
 LENGTH_DIVISOR = 4
 """Rows are decoded together if there is memory for their longest completions divided by this: few are that long."""
+
+
+class MemoryNeeds(NamedTuple):
+    """What unfinished sequences need memory for."""
+
+    requests: int
+    prompts: int
+    """Number of distinct prompts."""
+    prompt_tokens: int
+    """The longest prompt."""
+    tokens: int
+    """The longest completion."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +87,15 @@ class Plan:
             and self.pages >= share * other.pages
         )
 
-    def holds(
-        self, slots: int, max_slots: int, *, requests: int, prompts: int, prompt_tokens: int, tokens: int
-    ) -> bool:
+    def holds(self, slots: int, max_slots: int, needs: MemoryNeeds) -> bool:
         """Return whether these requests fit into ``slots`` slots of this memory, and more slots would not help.
 
         ``max_slots`` is the largest number of slots that would be used.
         """
-        enough = self.split or slots >= min(requests, max_slots)
-        fits = not self.page or prompt_tokens - 1 + tokens <= self.page * self.row_pages
-        return enough and fits and tokens <= self.tokens and prompt_tokens - 1 <= self.prompt_tokens
+        stored = needs.prompt_tokens - 1
+        enough = self.split or slots >= min(needs.requests, max_slots)
+        fits = not self.page or stored + needs.tokens <= self.page * self.row_pages
+        return enough and fits and needs.tokens <= self.tokens and stored <= self.prompt_tokens
 
     def __str__(self) -> str:
         kind = f"{self.pages} pages of {self.page}" if self.page else f"{self.entries} prompts of {self.prompt_tokens}"
@@ -202,11 +214,8 @@ def work_bytes(rows: int, prefill: int, *, state: int, logits: int, activations:
 
 def make_plan(
     layers: Sequence[LayerShape],
+    needs: MemoryNeeds,
     *,
-    requests: int,
-    prompts: int,
-    prompt_tokens: int,
-    tokens: int,
     vocab: int,
     logit_bytes: int,
     prefill_bytes: int,
@@ -223,12 +232,12 @@ def make_plan(
     spans do not fit, memory is divided into pages, which are allocated as tokens are sampled.
 
     Args:
-        prompts: Number of distinct prompts.
         logit_bytes: Memory that sampling takes per entry of the logits.
         prefill_bytes: Memory that a forward pass takes per prompt token, without its keys and values.
         before: The previous plan. Its room for prompts is kept if the budget allows.
         stat_bytes: Memory of additional statistics per sampled token.
     """
+    requests, prompts, prompt_tokens, tokens = needs
     step = LENGTH_STEP.get(device.type, 1)
     tokens, stored = _round_up(tokens, step), _round_up(max(1, prompt_tokens - 1), step)
     prefill = max(stored, min(PREFILL_TOKENS.get(device.type, 2048), prompts * stored))

@@ -25,6 +25,7 @@ import torch
 from explorl.modeling.attention import model_lock, sampling_mode
 from explorl.modeling.gpu import on
 from explorl.modeling.precision import default_torch_settings
+from explorl.rollout.memory_plan import MemoryNeeds
 from explorl.rollout.requests import STATS, PromptTokens, Requests, SequenceState, continuation_tokens
 from explorl.rollout.rollouts import Rollout
 from explorl.rollout.sampling import Active, SamplingParams
@@ -308,24 +309,24 @@ class Session:
         """Return the scheduler, with memory that is large enough for all unfinished sequences."""
         engine, live = self.engine, [s for s in self._sequences if s.reason is None and not s.cancelled]
         scheduler = self._scheduler
-        needs = {
-            "requests": len(live),
-            "prompts": len({id(s.prompt) for s in live}),
-            "prompt_tokens": max(len(s.prompt.tokens) for s in live),
-            "tokens": max(s.limit for s in live),
-        }
+        needs = MemoryNeeds(
+            requests=len(live),
+            prompts=len({id(s.prompt) for s in live}),
+            prompt_tokens=max(len(s.prompt.tokens) for s in live),
+            tokens=max(s.limit for s in live),
+        )
         max_slots = engine.most_slots() if self._max_slots is None else self._max_slots
-        if scheduler is not None and scheduler.runner.plan.holds(scheduler.slots, max_slots, **needs):
+        if scheduler is not None and scheduler.runner.plan.holds(scheduler.slots, max_slots, needs):
             return scheduler
         if scheduler is None:
             scheduler = Scheduler(self._requests, self._sequences, engine.tokenizer, self._keep, self._end)
             memory = None
             scheduler.enqueue(*live)
         else:
-            needs["requests"] = max(needs["requests"], 2 * scheduler.slots)
+            needs = needs._replace(requests=max(needs.requests, 2 * scheduler.slots))
             scheduler.move_out()
             memory = scheduler.memory
-        runner, slots = engine.prepare(self._active, max_slots=self._max_slots, **needs)
+        runner, slots = engine.prepare(self._active, needs, self._max_slots)
         scheduler.move_in(runner, slots, self._active, memory)
         self._scheduler = scheduler
         return scheduler

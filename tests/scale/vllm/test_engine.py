@@ -193,11 +193,8 @@ def test_stop_strings(engine: VllmEngine) -> None:
 
 
 def test_what_vllm_cannot_do_is_refused_before_anything_runs(engine: VllmEngine) -> None:
-    for params, word in [
-        (SamplingParams(min_p_mass=0.02), "min_p_mass is 0.02"),
-    ]:
-        with pytest.raises(ValueError, match=word):
-            engine.generate(PROMPTS, 1, params)
+    with pytest.raises(ValueError, match="min_p_mass is 0"):
+        engine.generate(PROMPTS, 1, SamplingParams(min_p_mass=0.02))
     with pytest.raises(ValueError, match="context is 256"):
         engine.generate([[5] * 256], 1)
 
