@@ -314,8 +314,7 @@ class BranchTree:
         return any(group.open for group in self._groups)
 
     def update(self, ended: Sequence[int]) -> list[int]:
-        """Decide what can be decided after a step of the session in which these sequences ended, and return the
-        forks."""
+        """Decide what can be decided after a step in which these sequences ended, and return the forks."""
         self._ended += len(ended)
         if ended and self._ended < CHECK_ALL_AFTER:
             due = list({id(group): group for group in (self._group_of[row] for row in ended)}.values())
@@ -392,8 +391,7 @@ class BranchTree:
         row.floor[marker] = floor
 
     def _fork(self, group: _BranchGroup, row: _BranchRow, position: int, marker: str) -> list[int]:
-        """Fork a sequence at a position with the probability that the entropy there gives, and return the new
-        sequences."""
+        """Fork a sequence at a position with the probability that the entropy there gives, and return the forks."""
         assert row.rollout is not None
         now, initial = (self._entropy(row.rollout, start) for start in (position, 0))
         if now is None or initial is None:

@@ -1,5 +1,4 @@
-"""`Session`: sampling that the caller can interrupt, to continue sequences after a tool call, to fork or to cancel
-them.
+"""`Session`: sampling that the caller can interrupt, to continue sequences after a tool call, to fork or cancel them.
 
     with engine.open(prompts, n=4, params=SamplingParams(stop="```output", max_tokens=512)) as session:
         while session.running:
@@ -94,8 +93,7 @@ class Session:
     def extend(
         self, number: int, tokens: str | Sequence[int], max_tokens: int | None = None, at: int | None = None
     ) -> None:
-        """Append tokens that were not sampled, such as a tool's output, to a sequence, and continue the sequence after
-        them.
+        """Append tokens that were not sampled, such as a tool's output, to a sequence, and continue it after them.
 
         Only the new tokens are computed. They have no statistics, and are False in `Rollout.sampled`. ``max_tokens`` is
         a new limit for the whole completion, forced tokens included; None keeps the sequence's limit. Without tokens
@@ -187,8 +185,7 @@ class Session:
 
     @default_torch_settings()
     def read_back(self) -> None:
-        """Copy what all sequences have sampled to the host at once, so that `rollout` does not wait for each
-        sequence."""
+        """Copy what all sequences have sampled to the host at once, so that `rollout` does not wait for each."""
         if self._scheduler is not None:
             self._scheduler.read_back()
 
@@ -418,8 +415,7 @@ class Session:
         return current if at is None else at
 
     def _limit(self, sequence: SequenceState, length: int, max_tokens: int | None) -> int:
-        """Return the token limit of a sequence that has ``length`` tokens now; raise `ValueError` if those are too
-        many."""
+        """Return the token limit of a sequence that has ``length`` tokens now; raise `ValueError` if it has too many."""
         context, prompt = self.engine.context(), len(sequence.prompt.tokens)
         if context is not None and prompt + length > context:
             raise ValueError(

@@ -148,8 +148,7 @@ class ToolSession(Session):
             self._advance(None, same_weights=True)
 
     def step(self, tokens: int | None = None, *, same_weights: bool = False) -> list[Rollout]:
-        """Sample until a sequence has ended with all its calls, or up to that many tokens per sequence; return what has
-        ended."""
+        """Sample until a sequence has ended with all its calls, or that many tokens per sequence; return what ended."""
         self._advance(tokens, same_weights)
         while not self._completed and tokens is None and self.running:
             self._advance(None, same_weights=True)

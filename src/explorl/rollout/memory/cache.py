@@ -51,8 +51,7 @@ class Layout:
 
 
 class KvCache(Cache):
-    """The parts of transformers' `Cache` that decoder-only models use. Unless overridden, sequences attend to
-    themselves alone."""
+    """The parts of transformers' `Cache` that decoder-only models use; sequences attend to themselves alone."""
 
     _layer = 0
     """The layer that `update` was last called for."""
