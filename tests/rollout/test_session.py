@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.rollout import Engine, SamplingParams
+from explorl.rollout import Engine, SamplingParams, Session
 from explorl.rollout.runner import Runner
 
 from .models import EOS, VOCAB, build, prompts, shared
@@ -239,6 +239,37 @@ def test_a_row_that_is_resumed_is_as_if_it_had_never_stopped(llama: Any) -> None
         session.resume(3)
     session.run()
     assert [rollout.token_ids for rollout in session.finished()] == [rollout.token_ids for rollout in want]
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("ended", [False, True])
+def test_tokens_that_are_taken_back_are_replaced_as_in_a_fork(llama: Any, ended: bool) -> None:
+    ids, params = prompts((4, 9)), SamplingParams(max_tokens=12, stop_token_ids=(), seed=4)
+
+    def opened() -> Session:
+        session = Engine(llama).open(ids, 2, params)
+        session.step() if ended else session.step(tokens=6)
+        return session
+
+    with opened() as session:
+        before = session.rollout(1).token_ids
+        (fork,) = session.fork(1, at=3)
+        session.extend(fork, [5, 6], max_tokens=16)
+        session.run()
+        want, others = session.rollout(fork), [session.rollout(row).token_ids for row in (0, 2, 3)]
+    with opened() as session:
+        session.extend(1, [5, 6], max_tokens=16, at=3)
+        session.run()
+        got = session.rollout(1)
+        assert [session.rollout(row).token_ids for row in (0, 2, 3)] == others
+        (second,) = session.fork(1, at=5)
+        with pytest.raises(ValueError, match="at is 17, but sequence 1 has 16 tokens"):
+            session.extend(1, [5], at=17)
+    assert got.token_ids == want.token_ids == [*before[:3], 5, 6, *got.token_ids[5:]]
+    assert len(got) == 16
+    assert got.sampled.tolist() == want.sampled.tolist() == [True] * 3 + [False] * 2 + [True] * 11
+    torch.testing.assert_close(got.logps, want.logps, equal_nan=True)
+    assert (got.parent, got.finish_reason, second) == (None, "length", 4)
 
 
 def test_records_of_forced_tokens(llama: Any) -> None:

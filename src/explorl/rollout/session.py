@@ -415,7 +415,7 @@ class Session:
         return current if at is None else at
 
     def _limit(self, sequence: SequenceState, length: int, max_tokens: int | None) -> int:
-        """Return the token limit of a sequence that has ``length`` tokens now; raise `ValueError` if it has too many."""
+        """Return the token limit of a sequence that has ``length`` tokens; raise `ValueError` if those are too many."""
         context, prompt = self.engine.context(), len(sequence.prompt.tokens)
         if context is not None and prompt + length > context:
             raise ValueError(
