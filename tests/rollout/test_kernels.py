@@ -67,14 +67,14 @@ def test_decode_attention(
 
     from explorl.rollout.memory import triton_attention
 
-    positions, page, row_pages = [3, 160, 33, 6, 127, 64], 64, 3
+    positions, page, slot_pages = [3, 160, 33, 6, 127, 64], 64, 3
     tables = [[2, 0, 0], [3, 4, 5], [6, 0, 0], [7, 0, 0], [3, 8, 0], [3, 9, 0]]  # some rows share their first page
     rows = len(positions)
     state = SlotState(rows + 2, 4, 10, DEVICE)
     state.ints[STATUS, :rows] = RUNNING
     state.ints[STATUS, 3] = STOPPED
     state.ints[POSITION, :rows] = torch.tensor(positions, device=DEVICE)
-    table = torch.zeros(rows + 2, row_pages, dtype=torch.int32, device=DEVICE)
+    table = torch.zeros(rows + 2, slot_pages, dtype=torch.int32, device=DEVICE)
     table[:rows] = torch.tensor(tables, device=DEVICE)
     query = random(rows, heads, 1, size, seed=1)
     new_key, new_value = random(rows, kv_heads, 1, size, seed=2), random(rows, kv_heads, 1, size, seed=3)

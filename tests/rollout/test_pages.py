@@ -153,7 +153,7 @@ def test_broken_rows_leave_no_nan_behind(llama: Any) -> None:
 
 def test_a_little_more_memory_is_no_reason_to_start_over() -> None:
     sizes = {"tokens": 64, "prompt_tokens": 16, "prefill_tokens": 64, "cache_bytes": 0, "prompt_bytes": 0}
-    sizes |= {"work_bytes": 0, "page": 16, "row_pages": 5}
+    sizes |= {"work_bytes": 0, "page": 16, "slot_pages": 5}
     have = memory_plan.Plan(slots=30, pages=95, split=True, **sizes)
     assert have.covers(memory_plan.Plan(slots=32, pages=100, split=True, **sizes))
     assert not have.covers(memory_plan.Plan(slots=30, pages=110, split=True, **sizes))

@@ -27,7 +27,7 @@ from explorl.modeling.onednn_ops import copied_bytes
 from explorl.modeling.precision import CastWeights, default_torch_settings, weights_dtype
 from explorl.modeling.proof import TAIL, reached, touched
 from explorl.rollout.memory.cache import probe
-from explorl.rollout.memory_plan import ROWS, MemoryNeeds, Plan, free_memory, make_plan, total_memory
+from explorl.rollout.memory_plan import MAX_SLOTS, MemoryNeeds, Plan, free_memory, make_plan, total_memory
 from explorl.rollout.requests import Prompt, Requests, eos_token_ids, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.runner import Runner
@@ -327,7 +327,7 @@ class Engine:
 
     def most_slots(self) -> int:
         """Return how many sequences are decoded together if memory allows it."""
-        return self.batch_size or ROWS.get(next(self.model.parameters()).device.type, 256)
+        return self.batch_size or MAX_SLOTS.get(next(self.model.parameters()).device.type, 256)
 
     def input_vocab(self) -> int:
         """Return the number of token ids that the model accepts."""

@@ -14,19 +14,19 @@ from explorl.rollout.memory.cache import LayerShape
 from explorl.rollout.memory.pages import COPY_BYTES, PAGE, RESERVED_PAGES
 from explorl.rollout.state import SlotState
 
-ROWS = {"cuda": 1024, "cpu": 256}
-"""Default for the most rows decoded together."""
+MAX_SLOTS = {"cuda": 1024, "cpu": 256}
+"""Default for the most sequences decoded together."""
 PREFILL_TOKENS = {"cuda": 32768, "cpu": 2048}
 """Prompt tokens, padding included, computed in one forward pass."""
 LENGTH_STEP = {"cuda": 64, "cpu": 1}
 """Lengths are rounded up to a multiple, so that a slightly longer batch can reuse the memory and graphs."""
 
 SPANS = ("cpu",)
-"""Devices on which rows have spans."""
+"""Devices on which slots have spans."""
 REUSE_SHARE = 0.9
-"""Share of the rows and pages there is room for now that existing memory must have to be reused."""
+"""Share of the slots and pages there is room for now that existing memory must have to be reused."""
 LENGTH_DIVISOR = 4
-"""Rows are decoded together if there is memory for their longest completions divided by this: few are that long."""
+"""Slots are decoded together if there is memory for their longest completions divided by this: few are that long."""
 
 
 class MemoryNeeds(NamedTuple):
@@ -46,7 +46,7 @@ class Plan:
     """Sizes and memory of one call."""
 
     slots: int
-    """Rows decoded together."""
+    """Sequences decoded together."""
     tokens: int
     """Longest completion."""
     prompt_tokens: int
@@ -60,12 +60,12 @@ class Plan:
     split: bool
     """True if requests may have to wait for memory, not only because of the caller's ``batch_size``."""
     page: int = 0
-    """Tokens in a page; 0 if rows have spans, as on the CPU."""
+    """Tokens in a page; 0 if slots have spans, as on the CPU."""
     pages: int = 0
-    row_pages: int = 0
-    """Most pages of a row."""
+    slot_pages: int = 0
+    """Most pages of a sequence."""
     entries: int = 0
-    """Prompts stored at once, if rows have spans."""
+    """Prompts stored at once, if slots have spans."""
     weight_bytes: int = 0
     """Memory of copied weights; see `explorl.modeling.onednn_ops`."""
 
@@ -76,7 +76,7 @@ class Plan:
 
     def covers(self, other: Plan) -> bool:
         """Return whether a call with the other plan can run in this one's memory with bit-identical results."""
-        sizes = ("tokens", "entries", "prompt_tokens", "row_pages", "weight_bytes")
+        sizes = ("tokens", "entries", "prompt_tokens", "slot_pages", "weight_bytes")
         large = all(getattr(self, name) >= getattr(other, name) for name in sizes)
         # The free memory differs a little each time, which alone is not worth new memory and graphs.
         share = REUSE_SHARE if other.split else 1.0
@@ -94,13 +94,13 @@ class Plan:
         """
         stored = needs.prompt_tokens - 1
         enough = self.split or slots >= min(needs.requests, max_slots)
-        fits = not self.page or stored + needs.tokens <= self.page * self.row_pages
+        fits = not self.page or stored + needs.tokens <= self.page * self.slot_pages
         return enough and fits and needs.tokens <= self.tokens and stored <= self.prompt_tokens
 
     def __str__(self) -> str:
         kind = f"{self.pages} pages of {self.page}" if self.page else f"{self.entries} prompts of {self.prompt_tokens}"
         return (
-            f"{self.slots} rows of {self.tokens} tokens, {kind}: {_mib(self.bytes)} (cache {_mib(self.cache_bytes)}, "
+            f"{self.slots} slots of {self.tokens} tokens, {kind}: {_mib(self.bytes)} (cache {_mib(self.cache_bytes)}, "
             f"prompts {_mib(self.prompt_bytes)}, work {_mib(self.work_bytes)}, weights {_mib(self.weight_bytes)})"
         )
 
@@ -201,15 +201,15 @@ def workspace_bytes(device: torch.device) -> int:
     return STREAMS * per_stream
 
 
-def work_bytes(rows: int, prefill: int, *, state: int, logits: int, activations: int, copied: int) -> int:
+def work_bytes(slots: int, prefill: int, *, state: int, logits: int, activations: int, copied: int) -> int:
     """Return the peak memory of the engine in addition to keys and values and the workspaces of libraries.
 
-        state + max(rows · (logits + activations), prefill · activations, copied)
+        state + max(slots · (logits + activations), prefill · activations, copied)
 
-    ``state`` is permanent. The rest is temporary: a decode step (``logits`` and ``activations`` are bytes per row), a
+    ``state`` is permanent. The rest is temporary: a decode step (``logits`` and ``activations`` are bytes per slot), a
     pass over ``prefill`` prompt tokens, or the copying of ``copied`` bytes of pages.
     """
-    return state + max(rows * (logits + activations), prefill * activations, copied)
+    return state + max(slots * (logits + activations), prefill * activations, copied)
 
 
 def make_plan(
@@ -226,9 +226,9 @@ def make_plan(
     before: Plan | None = None,
     stat_bytes: int = 0,
 ) -> Plan:
-    """Return the plan with the largest batch that the budget allows; raise `MemoryError` if not even one row fits.
+    """Return the plan with the largest batch that the budget allows; raise `MemoryError` if not even one slot fits.
 
-    On the CPU every row has a span for its longest completion, which is the fastest to read. On other devices, and if
+    On the CPU every slot has a span for its longest completion, which is the fastest to read. On other devices, and if
     spans do not fit, memory is divided into pages, which are allocated as tokens are sampled.
 
     Args:
@@ -243,29 +243,29 @@ def make_plan(
     prefill = max(stored, min(PREFILL_TOKENS.get(device.type, 2048), prompts * stored))
     while prefill > stored and prefill * prefill_bytes > budget // 8:
         prefill = max(stored, prefill // 2)
-    wanted = min(batch_size or ROWS.get(device.type, 256), requests)
+    wanted = min(batch_size or MAX_SLOTS.get(device.type, 256), requests)
 
     pages, stored_prompts = (before.pages, before.entries) if before is not None else (0, 0)
 
-    def entries(rows: int) -> int:
-        # Twice the prompts that the rows need, so that many are computed at a time instead of one whenever a row ends.
-        return min(prompts, 2 * -(-rows * prompts // requests) + 2)
+    def entries(slots: int) -> int:
+        # Twice the prompts that the slots need, so that many are computed at a time instead of one after the other.
+        return min(prompts, 2 * -(-slots * prompts // requests) + 2)
 
     workspace = workspace_bytes(device)
     page_bytes = PAGE.get(device.type, 64) * max(layer.bytes for layer in layers)
 
-    def work(rows: int) -> int:
+    def work(slots: int) -> int:
         return workspace + work_bytes(
-            rows,
+            slots,
             prefill,
-            state=SlotState.bytes(rows, tokens) + rows * tokens * stat_bytes,
+            state=SlotState.bytes(slots, tokens) + slots * tokens * stat_bytes,
             logits=vocab * logit_bytes,
             activations=prefill_bytes,
-            copied=min(max(COPY_BYTES, rows * page_bytes // 2), rows * page_bytes * len(layers)),  # keys or values
+            copied=min(max(COPY_BYTES, slots * page_bytes // 2), slots * page_bytes * len(layers)),  # keys or values
         )
 
-    def sized(rows: int) -> Plan:
-        return Plan(rows, tokens, stored, prefill, 0, 0, work(rows), split=rows < wanted, entries=entries(rows))
+    def sized(slots: int) -> Plan:
+        return Plan(slots, tokens, stored, prefill, 0, 0, work(slots), split=slots < wanted, entries=entries(slots))
 
     if device.type in SPANS and not kernels:
         for count in (max(entries(wanted), stored_prompts), entries(wanted)):
@@ -273,8 +273,8 @@ def make_plan(
             if plan.bytes <= budget:
                 return plan
 
-    def paged(rows: int) -> Plan:
-        return _with_pages(sized(rows), layers, pages, budget, kernels)
+    def paged(slots: int) -> Plan:
+        return _with_pages(sized(slots), layers, pages, budget, kernels)
 
     if paged(1).bytes > budget:
         raise MemoryError(
@@ -289,7 +289,7 @@ def make_plan(
 
 
 def _with_spans(plan: Plan, layers: Sequence[LayerShape]) -> Plan:
-    """Return the plan with one span per row, and the prompts beside them."""
+    """Return the plan with one span per slot, and the prompts beside them."""
     token_bytes = sum(layer.bytes for layer in layers)
     return replace(
         plan,
@@ -299,21 +299,21 @@ def _with_spans(plan: Plan, layers: Sequence[LayerShape]) -> Plan:
 
 
 def _with_pages(plan: Plan, layers: Sequence[LayerShape], before: int, budget: int, kernels: bool) -> Plan:
-    """Return the plan with pages for all that rows may sample, or for 1 / `LENGTH_DIVISOR` of it if memory is short.
+    """Return the plan with pages for all that slots may sample, or for 1 / `LENGTH_DIVISOR` of it if memory is short.
 
     ``before`` is the previous number of pages, which is kept if the budget allows.
     """
     page = PAGE.get(layers[0].device.type, 64)
-    rows, tokens, stored = plan.slots, plan.tokens, plan.prompt_tokens
+    slots, tokens, stored = plan.slots, plan.tokens, plan.prompt_tokens
     page_bytes = page * sum(layer.bytes for layer in layers)
-    row_pages = -(-(stored + tokens) // page)
+    slot_pages = -(-(stored + tokens) // page)
     work = plan.work_bytes
     if not kernels:  # torch gathers the keys and values of a layer, and once more for each query head
-        work += 3 * rows * row_pages * page * max(layer.bytes for layer in layers)
-    table = rows * row_pages * 4
+        work += 3 * slots * slot_pages * page * max(layer.bytes for layer in layers)
+    table = slots * slot_pages * 4
     prompt_pages = -(-stored // page)
-    most = rows * (-(-tokens // page) + 1) + plan.entries * prompt_pages + RESERVED_PAGES
-    least = max(row_pages + 1, rows * (-(-tokens // (page * LENGTH_DIVISOR)) + 1) + prompt_pages) + RESERVED_PAGES
+    most = slots * (-(-tokens // page) + 1) + plan.entries * prompt_pages + RESERVED_PAGES
+    least = max(slot_pages + 1, slots * (-(-tokens // (page * LENGTH_DIVISOR)) + 1) + prompt_pages) + RESERVED_PAGES
     pages = min(max(most, before), max(least, (budget - work - table) // page_bytes))
     return replace(
         plan,
@@ -322,6 +322,6 @@ def _with_pages(plan: Plan, layers: Sequence[LayerShape], before: int, budget: i
         split=plan.split or pages < most,
         page=page,
         pages=pages,
-        row_pages=row_pages,
+        slot_pages=slot_pages,
         entries=0,
     )

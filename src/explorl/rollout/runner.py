@@ -64,7 +64,7 @@ class Runner:
         self.cache: PageCache | SpanCache
         prompts: PageCache | PromptCache
         if plan.pages:
-            self.cache = prompts = page_cache(layers, plan.slots, plan.pages, plan.row_pages, plan.page, self.state)
+            self.cache = prompts = page_cache(layers, plan.slots, plan.pages, plan.slot_pages, plan.page, self.state)
         else:
             prompts = PromptCache(layers, plan.entries, plan.prompt_tokens)
             self.cache = SpanCache(layers, plan.slots, plan.tokens, self.state, prompts)

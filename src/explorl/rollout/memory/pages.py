@@ -1,6 +1,6 @@
 """`PageCache` stores keys and values in pages on the device.
 
-A page holds a few consecutive tokens of a sequence, in all layers. A row has a list of pages, its *table*, which
+A page holds a few consecutive tokens of a sequence, in all layers. A slot has a list of pages, its *table*, which
 attention reads on the device. `explorl.rollout.memory.page_memory` assigns the pages.
 """
 
@@ -31,33 +31,33 @@ def pages_for(tokens: Any, page: int) -> Any:
 
 
 class PageCache(StoredKv):
-    """Pages and the table of every row; decodes one token per row, in torch.
+    """Pages and the table of every slot; decodes one token per slot, in torch.
 
     Args:
-        slots: Number of rows with a table.
+        slots: Number of slots with a table.
         pages: Number of pages, including the reserved ones.
-        row_pages: Most pages of a row.
+        slot_pages: Most pages of a sequence.
     """
 
     def __init__(
-        self, layers: Sequence[LayerShape], slots: int, pages: int, row_pages: int, page: int, state: SlotState
+        self, layers: Sequence[LayerShape], slots: int, pages: int, slot_pages: int, page: int, state: SlotState
     ):
         super().__init__(layers, pages, page)
         self.page, self.pages, self.state = page, pages, state
         device = state.ints.device
-        self.table = torch.full((slots, row_pages), BLANK, dtype=torch.int32, device=device)
-        self._columns = torch.arange(row_pages * page, device=device)
-        self.ints, self.rows, self.length = state.ints, slots, page * row_pages
+        self.table = torch.full((slots, slot_pages), BLANK, dtype=torch.int32, device=device)
+        self._columns = torch.arange(slot_pages * page, device=device)
+        self.ints, self.rows, self.length = state.ints, slots, page * slot_pages
         self._step: dict[Any, Any] = {}
         """What the layers of one step share."""
 
     @property
     def capacity(self) -> int:
-        """Most tokens of a row."""
+        """Most tokens of a slot."""
         return int(self.table.shape[1]) * self.page
 
     def begin_step(self, ints: Tensor, length: int, even: bool = False) -> None:
-        """Prepare a step of rows with these `SlotState.ints` and up to ``length`` tokens, including the new one."""
+        """Prepare a step of slots with these `SlotState.ints` and up to ``length`` tokens, including the new one."""
         self.ints, self.rows, self.length = ints, ints.shape[1], min(length, self.capacity)
         self._step.clear()
 
@@ -96,7 +96,7 @@ class PageCache(StoredKv):
         return upload(places, self.table.device)
 
     def extension(self, tables: Sequence[Sequence[int]], starts: Sequence[int], lengths: Sequence[int]) -> Extension:
-        """Return the cache for a pass over ``lengths`` new tokens of rows with these pages, from ``starts`` on."""
+        """Return the cache for a pass over ``lengths`` new tokens of sequences with these pages, from ``starts`` on."""
         page, device = self.page, self.table.device
         width = max(len(table) for table in tables)
         padded = np.full((len(tables), width), BLANK, dtype=np.int64)
@@ -119,5 +119,5 @@ class PageCache(StoredKv):
                 part[:, targets] = part[:, sources]
 
     def put_tables(self, tables: np.ndarray) -> None:
-        """Set the tables of the first rows."""
+        """Set the tables of the first slots."""
         self.table[: len(tables)].copy_(upload(tables, self.table.device))
