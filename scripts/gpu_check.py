@@ -38,8 +38,8 @@ from explorl.modeling.packed import packed_logps
 from explorl.models import tiny_tokenizer
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.backends import generate as reference
+from explorl.rollout.memory.cache import LayerShape
 from explorl.rollout.memory.pages import PageCache
-from explorl.rollout.memory.slots import LayerShape
 from explorl.rollout.requests import prompt_token_ids
 from explorl.rollout.sampling import Active, rng
 from explorl.rollout.sampling.sample import sample_step
@@ -266,7 +266,7 @@ def _reaches(logits: torch.Tensor, counts: torch.Tensor, mass: float) -> bool:
 
 
 def attention_kernel(here: Here) -> None:
-    from explorl.rollout.kernels import KernelPages
+    from explorl.rollout.memory.triton_attention import KernelPages
 
     heads, kv_heads, size = (9, 3, 64) if here.gpu else (4, 2, 16)
     layers = [LayerShape(kv_heads, size, size, torch.float32, here.device)] * 2

@@ -90,7 +90,7 @@ def without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     def attention(*_: Any, **__: Any) -> Any:
         raise OutOfResources(151_620, 101_376, "shared memory")
 
-    monkeypatch.setattr("explorl.rollout.kernels.decode_attention", attention)
+    monkeypatch.setattr("explorl.rollout.memory.triton_attention.decode_attention", attention)
     monkeypatch.setattr("explorl.rollout.engine.kernels_run", lambda device: True)
 
 

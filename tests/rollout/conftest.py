@@ -17,11 +17,9 @@ def llama() -> Any:
     return shared("llama")
 
 
-@pytest.fixture(params=["joined", "apart", "pages"])
+@pytest.fixture(params=["spans", "pages"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where a short prompt's keys and values are: with those of every row, once for all rows, or in pages."""
-    if request.param == "apart":
-        monkeypatch.setattr(memory_plan, "SHORT_PROMPT", 0)
+    """Where keys and values are."""
     if request.param == "pages":
         monkeypatch.setattr(memory_plan, "SPANS", ())
         monkeypatch.setitem(memory_plan.PAGE, "cpu", 4)

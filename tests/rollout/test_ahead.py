@@ -101,9 +101,9 @@ def test_no_steps_are_begun_that_nobody_can_need(llama: Any, monkeypatch: pytest
     steps: list[int] = []
     run = Runner.run
 
-    def counting(self: Any, layout: Any, length: int, even: bool, count: int, active: Any) -> None:
+    def counting(self: Any, layout: Any, even: bool, count: int, active: Any) -> None:
         steps.append(count)
-        run(self, layout, length, even, count, active)
+        run(self, layout, even, count, active)
 
     Engine(llama).check(60)
     monkeypatch.setattr(Runner, "run", counting)

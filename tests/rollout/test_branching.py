@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from explorl.metrics.branching import branch_probability, marker_text
-from explorl.rollout import Engine, SamplingParams, branch_tree, memory_plan
+from explorl.rollout import Engine, SamplingParams, branching, memory_plan
 from explorl.rollout.branching import Branching, branch, branch_rows, drawn_by
 from explorl.rollout.sampling.rng import fork_key, request_keys, uniform
 from explorl.rollout.tool_use import ToolUse
@@ -70,7 +70,7 @@ def mean_entropy(rollout: Any, start: int, window: int, vocab: int) -> float:
 
 
 def coin(key: int, place: int) -> float:
-    return float(uniform(torch.tensor([key]), torch.tensor([place]), branch_tree.COIN).item())
+    return float(uniform(torch.tensor([key]), torch.tensor([place]), branching.COIN).item())
 
 
 def tree_by_hand(
@@ -244,10 +244,10 @@ def test_the_tree_does_not_depend_on_company_or_memory(
         pages.setattr(memory_plan, "SPANS", ())
         pages.setitem(memory_plan.PAGE, "cpu", 4)
         assert tree(["S", "b"], Engine(wandering.model, tokenizer, batch_size=3)) == want
-    monkeypatch.setattr(branch_tree, "CHECK_ALL_AFTER", 1)
+    monkeypatch.setattr(branching, "CHECK_ALL_AFTER", 1)
     assert tree(["S", "b", "a"]) == want
-    monkeypatch.setattr(branch_tree, "CHECK_ALL_AFTER", 10**6)
-    monkeypatch.setattr(branch_tree, "UNSURE", 40)
+    monkeypatch.setattr(branching, "CHECK_ALL_AFTER", 10**6)
+    monkeypatch.setattr(branching, "UNSURE", 40)
     assert tree(["S", "b", "a"]) == want
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import torch
 from explorl.rollout import Engine, Rollouts, SamplingParams
 from explorl.rollout.backends.generate import generate
 from explorl.rollout.sampling import Active, rng
-from explorl.rollout.sampling.tables import Tables
 
 from .models import prompts, shared
 from .test_engine import forced, same_tokens
@@ -78,13 +76,10 @@ def test_many_curves_are_not_each_compared_with_all_others() -> None:
         __hash__ = tuple.__hash__
 
     curves = [Curve((1.0, 1.0 + row / 100)) for row in range(50)]
-    rows = {"curve": np.arange(50)}
-    requests: Any = MagicMock(curves=curves, stop_sets=[()], stop_set=np.zeros(50, int), rows=rows, bias=None)
-    requests.__len__.return_value = 50
-    tables = Tables()
     for _ in range(2):
-        assert tables.add(requests)["curve"].tolist() == list(range(50))
-    assert tables.curves == curves
+        params = SamplingParams(temperature_by_position=curves)
+        assert params.rows(50, 1)["curve"].tolist() == list(range(50))
+    assert params.curves == curves
     looks -= 50  # of the line before
     assert looks <= 100
 

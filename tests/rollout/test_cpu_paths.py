@@ -12,9 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from explorl.modeling.llama import HEAD_ROWS, TorchOps
 from explorl.modeling.onednn_ops import WIDE, OneDnnOps
-from explorl.rollout.memory.cached_attention import Grouping, shared_attention
-from explorl.rollout.memory.joined import JoinedCache
-from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
+from explorl.rollout.memory.cache import LayerShape
+from explorl.rollout.memory.spans import Grouping, PromptCache, SpanCache, shared_attention
 from explorl.rollout.sampling import Active, ranking, rng
 from explorl.rollout.sampling.ranking import LONG, TINY, branching_count
 from explorl.rollout.sampling.sample import SampledToken, Scratch, _advance, _advance_on_host, draw
@@ -108,7 +107,7 @@ def test_tokens_that_the_model_rules_out(active: Active) -> None:
         assert float(drawn.logp[row]) == pytest.approx(np.log(probs[drawn.token[row]]), abs=5e-6)
 
 
-@pytest.mark.parametrize("given", ["grouped", "ordered", "one by one"])
+@pytest.mark.parametrize("given", ["grouped", "ordered"])
 @pytest.mark.parametrize("cap", [None, 5.0])
 def test_rows_attend_to_a_prompt_that_they_share_head_by_head(given: str, cap: float | None) -> None:
     generator = np.random.default_rng(3)
@@ -122,15 +121,13 @@ def test_rows_attend_to_a_prompt_that_they_share_head_by_head(given: str, cap: f
     foreign = np.arange(heads)[:, None] // 2 != np.arange(kv_heads)
     blocked = np.broadcast_to(foreign[None, :, None], (rows, heads, columns, kv_heads)).reshape(rows, heads, -1)
     bias = np.concatenate([np.broadcast_to(hidden[:, None], (rows, heads, 5)), blocked], -1)
-    rows_of: Any = torch.from_numpy(taken)
-    if given != "one by one":
-        rows_of = Grouping.of(entries, lengths[entries[entries >= 0]], torch.device("cpu"))
-        assert rows_of.ordered == (given == "ordered")
+    grouping = Grouping.of(entries, lengths[entries[entries >= 0]])
+    assert grouping.ordered == (given == "ordered")
     got = shared_attention(
         torch.from_numpy(query),
         (torch.from_numpy(own[0]).flatten(1, 2), torch.from_numpy(own[1]).flatten(1, 2)),
         (torch.from_numpy(prompt[0]), torch.from_numpy(prompt[1])),
-        rows_of,
+        grouping,
         torch.zeros(bias.shape, dtype=torch.float64).masked_fill(torch.from_numpy(bias), -torch.inf),
         cap,
     )
@@ -210,8 +207,7 @@ def test_random_numbers_are_those_of_splitmix64(salt: int) -> None:
         assert mine == theirs == want * 2.0**-53
 
 
-@pytest.mark.parametrize("stop_sets", [False, True])
-def test_slots_advance_and_end_as_on_other_devices(stop_sets: bool) -> None:
+def test_slots_advance_and_end_as_on_other_devices() -> None:
     states = [a_state(6, 50) for _ in range(2)]
     running = torch.tensor([True, True, True, True, True, False])
     result = SampledToken(
@@ -226,20 +222,19 @@ def test_slots_advance_and_end_as_on_other_devices(stop_sets: bool) -> None:
         state.set_stops([[3], [9, 4]])
         state.ints[STATUS, 5], state.ints[STOP_SET, 3:] = IDLE, 1
         state.ints[LIMIT] = torch.tensor([9, 1, 9, 9, 9, 9])
-        advance(state, state.ints, result, Active(stop_sets=stop_sets), running, running & ~result.broken)
+        advance(state, state.ints, result, running, running & ~result.broken)
     assert torch.equal(states[0].ints, states[1].ints)
-    ends = [STOPPED, LENGTH, RUNNING, BROKEN, STOPPED if stop_sets else RUNNING, IDLE]
+    ends = [STOPPED, LENGTH, RUNNING, BROKEN, STOPPED, IDLE]
     assert states[1].ints[STATUS].tolist() == ends
     assert states[1].ints[STEP].tolist() == [1, 1, 1, 0, 1, 0]
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_what_is_hidden_is_found_anew_where_rows_or_prompts_are_others(joined: bool) -> None:
+def test_what_is_hidden_is_found_anew_where_rows_or_prompts_are_others() -> None:
     """A bias that is kept from one step to the next gives what one made for this step gives."""
     shape = LayerShape(2, 4, 4, torch.float32, torch.device("cpu"))
     state = SlotState(4, 80, 50, torch.device("cpu"))
     prompts = PromptCache([shape], 4, 9)
-    cache = (JoinedCache if joined else SlotCache)([shape], 4, 80, state, prompts)
+    cache = SpanCache([shape], 4, 80, state, prompts)
     for offsets, length in ([3, 9, 9], 1), ([3, 9, 9], 2), ([9, 3, 9], 3), ([9, 9, 9], 4), ([9, 2], 40), ([9, 2], 70):
         ints = state.ints[:, : len(offsets)]
         ints[OFFSET] = torch.tensor(offsets)

@@ -91,7 +91,7 @@ def test_records_equal_a_teacher_forced_pass(name: str) -> None:
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
 def test_many_columns_are_attended_to_head_by_head(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explorl.rollout.memory.slots.FEW_COLUMNS", 0)
+    monkeypatch.setattr("explorl.rollout.memory.spans.FEW_COLUMNS", 0)
     model = shared(name)
     check_records(model, Engine(model, batch_size=4).generate(prompts(), 3, SamplingParams(max_tokens=20, seed=1)))
 
@@ -240,7 +240,7 @@ def test_rows_and_lengths_of_graphs(llama: Any, monkeypatch: pytest.MonkeyPatch)
     """What surrounds CUDA graphs: buckets, several steps between two looks, moves to a smaller bucket."""
     from explorl.rollout import runner as module
     from explorl.rollout import scheduler as scheduler
-    from explorl.rollout.memory.sharing import Layout
+    from explorl.rollout.memory.cache import Layout
 
     class Replay:
         def __init__(self, step: Any) -> None:
@@ -250,7 +250,7 @@ def test_rows_and_lengths_of_graphs(llama: Any, monkeypatch: pytest.MonkeyPatch)
 
     def capture(self: Any, rows: int, length: int, active: Any) -> Replay:
         captured.append((rows, length))
-        return Replay(lambda: self._step(Layout(rows, rows, None, None), length, False, active))
+        return Replay(lambda: self._step(Layout(rows, rows, length), length, False, active))
 
     limits = [1, 17, 2, 9, 30, 1, 1, 4, 12, 3, 8, 25]
     params = SamplingParams(max_tokens=limits, stop_token_ids=(), seed=1)
@@ -259,25 +259,15 @@ def test_rows_and_lengths_of_graphs(llama: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module.Runner, "_capture", capture)
     monkeypatch.setattr(module, "LENGTH_BUCKET", 8)
     monkeypatch.setitem(scheduler.SYNC_STEPS, "cpu", 4)
-    monkeypatch.setattr("explorl.rollout.memory_plan.SHORT_PROMPT", 0)
+    monkeypatch.setattr("explorl.rollout.memory_plan.SPANS", ())
     engine = Engine(llama, batch_size=7)
     engine.generate(ids, 3, params)
     assert engine._runner is not None
-    engine._runner.use_graphs, engine._runner.cache.grouping = True, None
+    engine._runner.use_graphs = True
     assert same_tokens(engine.generate(ids, 3, params), want)
     assert {rows for rows, _ in captured} == {7, 4, 2, 1}
-    assert {length for _, length in captured} <= {8, 16, 24, 30}
+    assert {length for _, length in captured} <= {16, 24, 32, 40}
     assert len(captured) == len(set(captured))
-
-
-def test_rows_without_a_grouping(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Off the CPU and without kernels, each row gathers its prompt for itself."""
-    from explorl.rollout.memory.slots import SlotCache
-
-    monkeypatch.setattr("explorl.rollout.memory_plan.SHORT_PROMPT", 0)
-    want = Engine(llama).generate(prompts(), 3, TINY)
-    monkeypatch.setattr(SlotCache, "regroup", lambda *_: None)
-    assert same_tokens(Engine(llama, batch_size=4).generate(prompts(), 3, TINY), want)
 
 
 # Stopping, text

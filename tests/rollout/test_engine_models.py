@@ -20,10 +20,10 @@ from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import FEW_ROWS, TorchOps
 from explorl.rollout import Engine, SamplingParams, UnsupportedModel
 from explorl.rollout.engine import MAX_IDLE_SHARE
+from explorl.rollout.memory.cache import LayerShape
 from explorl.rollout.memory.pages import PageCache
-from explorl.rollout.memory.slots import LayerShape, PromptCache
-from explorl.rollout.memory_plan import make_plan
-from explorl.rollout.sequences import STAT_TYPES
+from explorl.rollout.memory_plan import MemoryNeeds, make_plan
+from explorl.rollout.requests import STATS
 
 from .models import GQA, build, prompts
 from .test_engine import check_records, same_tokens
@@ -263,7 +263,7 @@ def test_a_callers_default_type_and_device_change_no_bit(default: Any) -> None:
     """The device "meta" stands for any on which host tensors are of no use."""
     params = SamplingParams(
         max_tokens=8, seed=1, temperature=0.7, top_p=0.9, bottom_p=0.9, bottom_p_frequency=0.5, min_p_mass=0.1,
-        repetition_penalty=1.1, logit_bias={5: 1.0}, logprobs=3,
+        repetition_penalty=1.1,
     )  # fmt: skip
 
     def sampled(model: Any) -> list[Any]:
@@ -287,7 +287,7 @@ def test_a_callers_default_type_and_device_change_no_bit(default: Any) -> None:
         torch.set_default_device(None)
     for one, same in zip(want, got, strict=True):
         assert one.token_ids == same.token_ids
-        for name in (*STAT_TYPES, "top_ids", "top_logps", "min_p_mass"):
+        for name in (*STATS, "min_p_mass"):
             torch.testing.assert_close(getattr(same, name), getattr(one, name), rtol=0, atol=0, equal_nan=True)
 
 
@@ -336,7 +336,8 @@ def test_a_model_outside_the_attention_interface_is_refused() -> None:
 # Memory
 
 
-def test_the_plan_is_what_is_allocated(llama: Any, place: str) -> None:
+@pytest.mark.usefixtures("place")
+def test_the_plan_is_what_is_allocated(llama: Any) -> None:
     engine = Engine(llama, batch_size=6)
     engine.generate(prompts(), 4, PARAMS)
     plan, runner = engine.plan, engine._runner
@@ -352,9 +353,8 @@ def test_the_plan_is_what_is_allocated(llama: Any, place: str) -> None:
         assert plan.cache_bytes == held + runner.cache.table.nbytes
         assert plan.prompt_bytes == 0
     else:
-        assert isinstance(runner.filling, PromptCache)
-        assert plan.cache_bytes == 6 * (10 + 32 * (place == "joined")) * token_bytes == held
-        prompts_held = sum(b.nbytes for b in runner.filling.blocks)
+        assert plan.cache_bytes == 6 * 10 * token_bytes == held
+        prompts_held = sum(b.nbytes for b in runner.prefill_cache.cache.blocks)
         assert plan.prompt_bytes == plan.entries * 29 * token_bytes == prompts_held
     state = runner.state
     held = sum(t.nbytes for t in (state.ints, state.reals, state.out_ints, state.out_reals, state.stops))
@@ -386,11 +386,11 @@ def test_a_failed_allocation_halves_the_rows_once(
     want = Engine(llama).generate(prompts(), 4, PARAMS)
     original, rows = Runner.run, []
 
-    def run(self: Runner, layout: Any, length: int, even: bool, steps: int, active: Any) -> None:
+    def run(self: Runner, layout: Any, even: bool, steps: int, active: Any) -> None:
         rows.append(layout.slots)
         if len(rows) in fails:
             raise torch.OutOfMemoryError("planted")
-        original(self, layout, length, even, steps, active)
+        original(self, layout, even, steps, active)
 
     monkeypatch.setattr(Runner, "run", run)
     fails = {4}
@@ -399,7 +399,7 @@ def test_a_failed_allocation_halves_the_rows_once(
         rollouts = engine.generate(prompts(), 4, PARAMS)
     assert same_tokens(rollouts, want)
     check_records(llama, rollouts)
-    assert "memory ran out with 12 rows; continuing with 6" in caplog.text
+    assert "memory ran out with 12 sequences; continuing with 6" in caplog.text
     assert max(rows[:4]) > 6 >= max(rows[4:])
     rows.clear()
     fails = {4, 6}
@@ -473,11 +473,10 @@ def test_too_small_a_budget_is_an_error(llama: Any) -> None:
 
 def test_the_largest_batch_that_fits_is_planned() -> None:
     layers = [LayerShape(3, 64, 64, torch.bfloat16, torch.device("cpu"))] * 30
-    common = SimpleNamespace(
-        requests=512, prompts=64, prompt_tokens=64, tokens=256, vocab=49152, logit_bytes=2, prefill_bytes=30000
-    )
+    needs = MemoryNeeds(requests=512, prompts=64, prompt_tokens=64, tokens=256)
+    common = SimpleNamespace(vocab=49152, logit_bytes=2, prefill_bytes=30000)
     plans = [
-        make_plan(layers, batch_size=None, budget=budget << 20, device=torch.device("cpu"), **vars(common))
+        make_plan(layers, needs, batch_size=None, budget=budget << 20, device=torch.device("cpu"), **vars(common))
         for budget in (200, 400, 800, 100_000)
     ]
     assert [plan.split for plan in plans] == [True, True, True, False]

@@ -37,7 +37,7 @@ class Eager:
         return key, value
 
     def attend(self, query: Any, key: Any, value: Any, scale: float, window: Any, cap: Any) -> torch.Tensor:
-        from explorl.rollout.memory.cached_attention import causal_attention
+        from explorl.rollout.memory.cache import causal_attention
 
         return causal_attention(query, key, value, scale, window, cap)
 

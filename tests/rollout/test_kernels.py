@@ -67,14 +67,14 @@ def test_decode_attention(
 
     from explorl.rollout.memory import triton_attention
 
-    positions, page, row_pages = [3, 160, 33, 6, 127, 64], 64, 3
+    positions, page, slot_pages = [3, 160, 33, 6, 127, 64], 64, 3
     tables = [[2, 0, 0], [3, 4, 5], [6, 0, 0], [7, 0, 0], [3, 8, 0], [3, 9, 0]]  # some rows share their first page
     rows = len(positions)
     state = SlotState(rows + 2, 4, 10, DEVICE)
     state.ints[STATUS, :rows] = RUNNING
     state.ints[STATUS, 3] = STOPPED
     state.ints[POSITION, :rows] = torch.tensor(positions, device=DEVICE)
-    table = torch.zeros(rows + 2, row_pages, dtype=torch.int32, device=DEVICE)
+    table = torch.zeros(rows + 2, slot_pages, dtype=torch.int32, device=DEVICE)
     table[:rows] = torch.tensor(tables, device=DEVICE)
     query = random(rows, heads, 1, size, seed=1)
     new_key, new_value = random(rows, kv_heads, 1, size, seed=2), random(rows, kv_heads, 1, size, seed=3)
@@ -112,9 +112,9 @@ def test_decode_attention(
 
 @pytest.mark.parametrize(("window", "cap"), [(None, None), (5, None), (1, None), (None, 3.0)])
 def test_pages_in_torch_equal_pages_in_the_kernel(window: Any, cap: Any) -> None:
-    from explorl.rollout.kernels import KernelPages
+    from explorl.rollout.memory.cache import LayerShape
     from explorl.rollout.memory.pages import PageCache
-    from explorl.rollout.memory.slots import LayerShape
+    from explorl.rollout.memory.triton_attention import KernelPages
 
     layers = [LayerShape(2, 16, 16, torch.float32, DEVICE)] * 2
     state = SlotState(3, 4, 10, DEVICE)
@@ -169,10 +169,9 @@ def test_sample_step(name: str, dtype: torch.dtype) -> None:
         state.ints[STATUS, 4] = 1
         state.reals.copy_(torch.from_numpy(np.stack([values[key] for key in STATE_REALS])))
         state.set_stops([range(0, 2500, 3) if name == "plain" else [7]])
+        state.allocate(active)
         if active.repetition:
             state.mark_seen(torch.arange(rows, device=DEVICE), [[row, 900, 1700] for row in range(rows)])
-        if active.min_p_mass:
-            state.allocate_mass()
         step(logits.to(dtype), state, active)
         states.append(state)
     want, got = states

@@ -11,6 +11,7 @@ import torch
 from explorl.rollout import Engine, SamplingParams, memory_plan
 from explorl.rollout.memory.page_memory import PageMemory
 from explorl.rollout.memory.pages import RESERVED_PAGES, pages_for
+from explorl.rollout.memory_plan import MemoryNeeds
 from explorl.rollout.sampling import Active
 
 from .models import GQA, prompts
@@ -43,20 +44,15 @@ def used(memory: PageMemory) -> int:
 
 def tight(model: Any, ids: Any, n: int, params: SamplingParams, share: float) -> Engine:
     """An engine whose budget is just enough for a share of the pages that these requests can need."""
-    needs = {
-        "requests": len(ids) * n,
-        "prompts": len(ids),
-        "prompt_tokens": max(map(len, ids)),
-        "tokens": int(params.max_tokens),  # type: ignore[arg-type]
-    }
+    needs = MemoryNeeds(len(ids) * n, len(ids), max(map(len, ids)), int(params.max_tokens))  # type: ignore[arg-type]
     engine = Engine(model)
-    engine.prepare(Active(), **needs)
+    engine.prepare(Active(), needs)
     assert engine.plan is not None
     most, engine.memory_budget = engine.plan.pages, engine.plan.bytes
     while engine.plan.pages > most * share:
         engine.memory_budget -= 16 * TOKEN_BYTES
         engine.release()
-        engine.prepare(Active(), **needs)
+        engine.prepare(Active(), needs)
     engine.release()
     return engine
 
@@ -157,7 +153,7 @@ def test_broken_rows_leave_no_nan_behind(llama: Any) -> None:
 
 def test_a_little_more_memory_is_no_reason_to_start_over() -> None:
     sizes = {"tokens": 64, "prompt_tokens": 16, "prefill_tokens": 64, "cache_bytes": 0, "prompt_bytes": 0}
-    sizes |= {"work_bytes": 0, "page": 16, "row_pages": 5}
+    sizes |= {"work_bytes": 0, "page": 16, "slot_pages": 5}
     have = memory_plan.Plan(slots=30, pages=95, split=True, **sizes)
     assert have.covers(memory_plan.Plan(slots=32, pages=100, split=True, **sizes))
     assert not have.covers(memory_plan.Plan(slots=30, pages=110, split=True, **sizes))

@@ -10,8 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from explorl.rollout import Engine, SamplingParams, memory_plan
-from explorl.rollout.memory.slots import LayerShape
-from explorl.rollout.memory_plan import allowed_memory, free_memory, make_plan, work_bytes, workspace_bytes
+from explorl.rollout.memory.cache import LayerShape
+from explorl.rollout.memory_plan import MemoryNeeds, allowed_memory, free_memory, make_plan, work_bytes, workspace_bytes
 
 from .models import prompts
 
@@ -60,10 +60,7 @@ def test_peaks_measured_on_an_h200(requests: int, tokens: int, measured: int) ->
     layers = [LayerShape(3, 64, 64, torch.bfloat16, CUDA)] * 30
     made = make_plan(
         layers,
-        requests=requests,
-        prompts=requests // 16,
-        prompt_tokens=64,
-        tokens=tokens,
+        MemoryNeeds(requests, requests // 16, prompt_tokens=64, tokens=tokens),
         vocab=49152,
         logit_bytes=2,
         prefill_bytes=2 * (8 * 576 + 3 * 1536),

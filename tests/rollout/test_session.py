@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.rollout import Engine, SamplingParams
+from explorl.rollout import Engine, SamplingParams, Session
 from explorl.rollout.runner import Runner
 
 from .models import EOS, VOCAB, build, prompts, shared
@@ -147,7 +147,7 @@ def test_history_and_company_change_no_draw(llama: Any) -> None:
         session = engine.open(ids, 2, params)
         session.step(tokens=4)
         if busy:
-            session.add(prompts((6,), seed=9), 3, SamplingParams(max_tokens=7, stop_token_ids=(), seed=1))
+            session.fork(0, 3)
             session.step(tokens=3)
             session.cancel(0)
         session.run()
@@ -162,26 +162,6 @@ def test_history_and_company_change_no_draw(llama: Any) -> None:
     assert len({tuple(row) for row in quiet}) == 6
     want = Engine(llama).generate(ids, 2, params)
     assert quiet[:3] == [r.token_ids for r in want[1:]]
-
-
-def test_requests_that_are_added_are_sampled_as_alone(llama: Any) -> None:
-    params = SamplingParams(
-        max_tokens=12, temperature=0.8, top_p=0.9, repetition_penalty=1.2, stop_token_ids=(), seed=4
-    )
-    session = Engine(llama, batch_size=3).open(
-        prompts((4, 9)), 2, SamplingParams(max_tokens=9, stop_token_ids=(), seed=2)
-    )
-    session.step(tokens=2)
-    longer = prompts((30, 2), seed=7)  # which does not fit into the memory that there is
-    rows = session.add(longer, 2, params)
-    assert rows == [4, 5, 6, 7]
-    session.run()
-    alone = Engine(llama).generate(longer, 2, params)
-    assert [session.rollout(row).token_ids for row in rows] == [r.token_ids for r in alone]
-    assert [session.rollout(row).prompt_index for row in rows] == [2, 2, 3, 3]
-    assert session.prompt_ids[2:] == longer
-    first = Engine(llama).generate(prompts((4, 9)), 2, SamplingParams(max_tokens=9, stop_token_ids=(), seed=2))
-    assert [session.rollout(row).token_ids for row in range(4)] == [r.token_ids for r in first]
 
 
 def test_rows_that_have_not_ended(llama: Any) -> None:
@@ -255,10 +235,41 @@ def test_a_row_that_is_resumed_is_as_if_it_had_never_stopped(llama: Any) -> None
     session.cancel(1)  # after its end
     for row in (0, 1, 3):
         session.resume(row)
-    with pytest.raises(ValueError, match=r"row 3 was not cancelled; .* extend\(3, \[\]\)"):
+    with pytest.raises(ValueError, match=r"sequence 3 was not cancelled; .* extend\(3, \[\]\)"):
         session.resume(3)
     session.run()
     assert [rollout.token_ids for rollout in session.finished()] == [rollout.token_ids for rollout in want]
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("ended", [False, True])
+def test_tokens_that_are_taken_back_are_replaced_as_in_a_fork(llama: Any, ended: bool) -> None:
+    ids, params = prompts((4, 9)), SamplingParams(max_tokens=12, stop_token_ids=(), seed=4)
+
+    def opened() -> Session:
+        session = Engine(llama).open(ids, 2, params)
+        session.step() if ended else session.step(tokens=6)
+        return session
+
+    with opened() as session:
+        before = session.rollout(1).token_ids
+        (fork,) = session.fork(1, at=3)
+        session.extend(fork, [5, 6], max_tokens=16)
+        session.run()
+        want, others = session.rollout(fork), [session.rollout(row).token_ids for row in (0, 2, 3)]
+    with opened() as session:
+        session.extend(1, [5, 6], max_tokens=16, at=3)
+        session.run()
+        got = session.rollout(1)
+        assert [session.rollout(row).token_ids for row in (0, 2, 3)] == others
+        (second,) = session.fork(1, at=5)
+        with pytest.raises(ValueError, match="at is 17, but sequence 1 has 16 tokens"):
+            session.extend(1, [5], at=17)
+    assert got.token_ids == want.token_ids == [*before[:3], 5, 6, *got.token_ids[5:]]
+    assert len(got) == 16
+    assert got.sampled.tolist() == want.sampled.tolist() == [True] * 3 + [False] * 2 + [True] * 11
+    torch.testing.assert_close(got.logps, want.logps, equal_nan=True)
+    assert (got.parent, got.finish_reason, second) == (None, "length", 4)
 
 
 def test_records_of_forced_tokens(llama: Any) -> None:
@@ -299,11 +310,11 @@ def test_errors_name_the_row_and_what_would_do(llama: Any) -> None:
     engine = Engine(llama)
     session = engine.open(prompts((100, 4)), 1, SamplingParams(max_tokens=5, seed=1))
     session.run()
-    with pytest.raises(ValueError, match="row 7; the session has rows 0 to 1"):
+    with pytest.raises(ValueError, match="sequence 7; the session has sequences 0 to 1"):
         session.extend(7, [5])
     with pytest.raises(ValueError, match="the model has ids from 0 to 96"):
         session.extend(1, [VOCAB])
-    with pytest.raises(ValueError, match=r"the extension of row 1 contains 5.5; use token ids such as 13"):
+    with pytest.raises(ValueError, match=r"the extension of sequence 1 contains 5.5; use token ids such as 13"):
         session.extend(1, [5.5])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="would have 7 tokens, but its limit is 5; give fewer tokens, or max_tokens="):
         session.extend(1, [5, 6])
@@ -311,19 +322,15 @@ def test_errors_name_the_row_and_what_would_do(llama: Any) -> None:
         session.extend(0, [5] * 30, max_tokens=100)
     with pytest.raises(ValueError, match="no tokenizer"):
         session.extend(0, "text")
-    with pytest.raises(ValueError, match="at is 6, but row 1 has 5 tokens"):
+    with pytest.raises(ValueError, match="at is 6, but sequence 1 has 5 tokens"):
         session.fork(1, at=6)
     with pytest.raises(ValueError, match="n is 0"):
         session.fork(1, 0)
     with pytest.raises(ValueError, match="tokens is 0"):
         session.step(0)
-    with pytest.raises(ValueError, match="temperature_by_position must be the same for all rows of a session"):
-        session.add([[5]], 1, SamplingParams(temperature_by_position=[[1.0, 0.5]]))
-    with pytest.raises(ValueError, match="min_p_mass must be the same"):
-        session.add([[5]], 1, SamplingParams(min_p_mass=0.1))
     session.cancel(1)
     for act in (session.extend, session.fork, session.cancel):
-        with pytest.raises(ValueError, match="row 1 was cancelled"):
+        with pytest.raises(ValueError, match="sequence 1 was cancelled"):
             act(1, *([[5]] if act == session.extend else []))
     assert len(session.rollout(1)) == 5
     engine.generate(prompts((3,)), 1, GREEDY)
@@ -331,41 +338,6 @@ def test_errors_name_the_row_and_what_would_do(llama: Any) -> None:
         session.step()
     assert len(session.rollout(0)) == 5
     assert not session.running
-
-
-def test_rows_that_join_have_settings_of_their_own(llama: Any) -> None:
-    """Stop tokens, bias, bans and recorded alternatives of each request, whatever others of the session have."""
-    ids = prompts((4, 9))
-    plain = SamplingParams(max_tokens=8, stop_token_ids=(), seed=2)
-    banned = [token for token in range(VOCAB) if token % 2]
-    other = SamplingParams(
-        max_tokens=8,
-        stop_token_ids=[[8, 10, 12, 14], []],
-        banned_tokens=banned,
-        logit_bias={4: 3.0},
-        logprobs=3,
-        seed=5,
-    )
-    last = SamplingParams(max_tokens=8, stop_token_ids=[3], allowed_tokens=[3, 5, 7], logprobs=1, seed=6)
-    session = Engine(llama).open(ids, 2, plain)
-    session.step(tokens=3)
-    second = session.add(ids, 2, other)
-    session.step(tokens=2)
-    third = session.add(ids, 2, last)
-    (branch,) = session.fork(second[0], at=1)
-    session.run()
-    rollouts = {rollout.request: rollout for rollout in session.finished()}
-    assert branch in rollouts
-    for rows, params in ((range(4), plain), (second, other), (third, last)):
-        for row, alone in zip(rows, Engine(llama).generate(ids, 2, params), strict=True):
-            assert rollouts[row].token_ids == alone.token_ids
-            assert rollouts[row].finish_reason == alone.finish_reason
-            assert (rollouts[row].top_ids is None) == (params.logprobs is None)
-            if params.logprobs is not None:
-                assert torch.equal(rollouts[row].top_ids, alone.top_ids)
-                torch.testing.assert_close(rollouts[row].top_logps, alone.top_logps)
-    assert rollouts[branch].top_ids.shape == (len(rollouts[branch]), 3)
-    assert not set(rollouts[branch].token_ids) & set(banned)
 
 
 def test_weights_that_change_close_a_session() -> None:
@@ -386,7 +358,7 @@ def test_a_row_that_broke_off_cannot_go_on() -> None:
         model.model.embed_tokens.weight[50] = torch.nan
     session = Engine(model).open([[5, 50], [5, 6]], 1, SamplingParams(max_tokens=4, stop_token_ids=(EOS,), seed=1))
     session.run()
-    with pytest.raises(ValueError, match=r"row 0 ended with an error and cannot be continued: .* not finite"):
+    with pytest.raises(ValueError, match=r"sequence 0 ended with an error and cannot be continued: .* not finite"):
         session.extend(0, [5], max_tokens=9)
     session.extend(1, [5], max_tokens=9)
     session.run()

@@ -63,8 +63,8 @@ class Play:
     def _requests(self) -> tuple[list[list[int]], int, SamplingParams]:
         rng = self.rng
         shared = rng.integers(3, self.vocab, 40).tolist()
-        prompts = [shared[: int(rng.integers(1, 40))] for _ in range(int(rng.integers(1, 4)))]
-        n = int(rng.integers(1, 4))
+        prompts = [shared[: int(rng.integers(1, 40))] for _ in range(int(rng.integers(1, 6)))]
+        n = int(rng.integers(1, 5))
         stop: tuple[str, ...] = ()
         if self.tokenizer is not None and rng.random() < 0.7:
             letters = [self.tokenizer.decode([int(i)]) for i in rng.integers(3, self.vocab, 4)]
@@ -76,7 +76,6 @@ class Play:
             max_tokens=rng.integers(1, 30, len(prompts) * n).tolist(),
             stop_token_ids=rng.integers(0, self.vocab, int(rng.integers(0, 4))).tolist(),
             stop=stop,
-            logprobs=[None, None, 2, 4][int(rng.integers(4))],
             seed=int(rng.integers(1 << 30)),
         )
         return prompts, n, params
@@ -90,7 +89,7 @@ class Play:
     # What may be done
 
     def act(self) -> None:
-        names = ["step", "step", "some", "some", "extend", "fork", "cancel", "resume", "look", "add", "run", "wrong"]
+        names = ["step", "step", "some", "some", "extend", "fork", "cancel", "resume", "look", "run", "wrong"]
         name = str(self.rng.choice(names))
         self.said.append(name)
         getattr(self, name)()
@@ -120,12 +119,6 @@ class Play:
         self.session.read_back()
         for row in self.rng.integers(0, len(self.rows), 3).tolist():
             self.seen(self.session.rollout(row))
-
-    def add(self) -> None:
-        if len(self.rows) < 24:
-            prompts, n, params = self._requests()
-            assert self.session.add(prompts, n, params)[0] == len(self.rows)
-            self._know(prompts, n, params)
 
     def extend(self) -> None:
         if (row := self._any()) is None:
@@ -197,8 +190,6 @@ class Play:
         calls: list[Any] = [
             lambda: self.session.extend(len(self.rows), [5]),
             lambda: self.session.step(tokens=0),
-            lambda: self.session.add([[]]),
-            lambda: self.session.add([[5], [self.vocab]]),
         ]
         if row is not None:
             calls += [
@@ -307,9 +298,7 @@ class Play:
 def house(rng: np.random.Generator) -> Iterator[str]:
     """One of the ways in which rows can lie in memory and be looked at."""
     with pytest.MonkeyPatch.context() as patch:
-        kind = str(rng.choice(["joined", "apart", "pages", "ahead"]))
-        if kind == "apart":
-            patch.setattr(memory_plan, "SHORT_PROMPT", 0)
+        kind = str(rng.choice(["spans", "spans", "pages", "ahead"]))
         if kind in ("pages", "ahead"):
             patch.setattr(memory_plan, "SPANS", ())
             patch.setitem(pages.PAGE, "cpu", int(rng.choice([2, 4, 16])))

@@ -18,13 +18,12 @@ from explorl.rollout import Engine, Rollout, SamplingParams, memory_plan
 from explorl.rollout import readback as readback
 from explorl.rollout import scheduler as scheduler
 from explorl.rollout.memory import pages
-from explorl.rollout.requests import prepare
+from explorl.rollout.requests import SequenceState, prepare
 from explorl.rollout.runner import Runner
 from explorl.rollout.scheduler import Scheduler
-from explorl.rollout.sequences import SequenceState
 from explorl.rollout.session import plain_tokens
 from explorl.rollout.state import SlotState
-from explorl.rollout.stop_tokens import StopTokens
+from explorl.rollout.stops import StopTokens
 
 from .models import build, prompts
 
@@ -53,7 +52,7 @@ def found_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("place", "found_late")
-@pytest.mark.parametrize("move", ["more records", "longer rows", "cancelled"])
+@pytest.mark.parametrize("move", ["more rows", "longer rows", "cancelled"])
 def test_a_stop_string_is_found_where_it_is_though_the_row_moved(policy: Any, tokenizer: Any, move: str) -> None:
     """It is looked for every few tokens; here the row loses its seat in between."""
     tokens = free(policy, tokenizer)
@@ -61,10 +60,10 @@ def test_a_stop_string_is_found_where_it_is_though_the_row_moved(policy: Any, to
     (want,) = written(policy, tokenizer).generate(PROMPT, 1, params)
     session = written(policy, tokenizer).open(PROMPT, 1, params)
     session.step(tokens=5)
-    if move == "more records":
-        session.add(PROMPT, 1, SamplingParams(max_tokens=3, logprobs=2))
+    if move == "more rows":
+        session.fork(0, 3, at=0)
     elif move == "longer rows":
-        session.add(PROMPT, 1, SamplingParams(max_tokens=90))
+        session.fork(0, at=0, max_tokens=90)
     else:
         session.cancel(0)
         session.resume(0)
@@ -134,17 +133,6 @@ def test_a_row_that_was_given_more_is_not_reported(llama: Any) -> None:
     session.extend(0, [], max_tokens=30)
     assert session.step(tokens=1) == []
     assert [(r.request, r.finish_reason) for r in session.step()] == [(1, "length")]
-
-
-def test_rows_with_a_repetition_penalty_may_join_before_there_is_a_seat(llama: Any) -> None:
-    params = SamplingParams(max_tokens=9, repetition_penalty=1.4, stop_token_ids=(), seed=4)
-    session = written(llama, batch_size=1).open(
-        prompts((4,)), 1, SamplingParams(max_tokens=9, top_k=5, stop_token_ids=(), seed=2)
-    )
-    session.step(tokens=2)
-    (row,) = session.add(prompts((4,), seed=9), 1, params)
-    session.run()
-    assert session.rollout(row).token_ids == written(llama).generate(prompts((4,), seed=9), 1, params)[0].token_ids
 
 
 # Memory
@@ -240,7 +228,7 @@ def test_an_interruption_while_rows_end_lets_none_run_on(
     llama: Any, when: int, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that has its last token, and is not known to have ended, would go on behind it."""
-    params = SamplingParams(max_tokens=12, stop_token_ids=range(3, 40), seed=3, logprobs=2)
+    params = SamplingParams(max_tokens=12, stop_token_ids=range(3, 40), seed=3, min_p_mass=0.1)
     want = written(llama).generate(prompts((4, 4)), 3, params)
     session = written(llama).open(prompts((4, 4)), 3, params)
     append, left = SequenceState.append_sampled, [when]
@@ -279,7 +267,7 @@ def test_an_interruption_while_rows_end_lets_none_run_on(
 
 
 def test_an_interruption_while_tables_are_laid_out(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    params = SamplingParams(max_tokens=4, logprobs=2, seed=3)
+    params = SamplingParams(max_tokens=4, min_p_mass=0.1, seed=3)
     session, original = written(llama).open(prompts((4,)), 1, params), SlotState.set_stops
 
     def broken(*_: Any) -> bool:
@@ -292,7 +280,7 @@ def test_an_interruption_while_tables_are_laid_out(llama: Any, monkeypatch: pyte
     session.run()
     want = written(llama).generate(prompts((4,)), 1, params)[0]
     assert session.rollout(0).token_ids == want.token_ids
-    torch.testing.assert_close(session.rollout(0).top_logps, want.top_logps)
+    torch.testing.assert_close(session.rollout(0).min_p_mass, want.min_p_mass)
 
 
 @pytest.mark.parametrize("thread", [False, True])
@@ -324,7 +312,7 @@ def test_a_session_that_nobody_closed_leaves_nothing_behind() -> None:
     model = build("llama")
     with torch.no_grad():
         model.model.embed_tokens.weight[50] = torch.nan
-    params = SamplingParams(max_tokens=12, stop_token_ids=(), banned_tokens=[50], seed=1)
+    params = SamplingParams(max_tokens=12, stop_token_ids=(), seed=1)
 
     def lines(engine: Engine, words: list[int]) -> list[list[int]]:
         session = engine.open([[5, 6], [9, 10]], 1, params)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from explorl.rollout import Engine, SamplingParams
-from explorl.rollout.memory.sharing import SharedRows
+from explorl.rollout import Engine, SamplingParams, memory_plan
+from explorl.rollout.memory.span_memory import SharedRows
 from explorl.rollout.runner import Runner
 
 from .models import prompts
@@ -16,7 +16,7 @@ from .test_engine import check_records, same_tokens
 
 
 def test_slots_of_a_prompt_start_in_one_row_and_split() -> None:
-    rows = SharedRows(8, share=True)
+    rows = SharedRows(8)
     rows.start(np.arange(6), np.array([4, 4, 4, 7, 7, 4]))
     assert rows.row.tolist() == [0, 0, 0, 1, 1, 0, -1, -1]
     layout = rows.layout()
@@ -41,22 +41,8 @@ def test_slots_of_a_prompt_start_in_one_row_and_split() -> None:
     assert layout.row_of.tolist() == [0, 2, 0, 0, 1, 2]
 
 
-def test_without_sharing_every_slot_has_its_row() -> None:
-    rows = SharedRows(4, share=False)
-    rows.start(np.array([1, 3]), np.array([5, 5]))
-    assert rows.row.tolist() == [-1, 1, -1, 3]
-    assert rows.split(np.array([1, 2, 3, 4]), 10) is None
-    rows.move_slots(np.array([3]), np.array([0]))
-    assert rows.row.tolist() == [0, 1, -1, -1]
-    assert rows.entry.tolist() == [5, 5, -1, -1]
-    layout = rows.layout()
-    assert (layout.rows, layout.slots, layout.lead) == (2, 2, None)
-
-
 @pytest.mark.parametrize("batch_size", [5, 64])
-def test_sharing_changes_no_token_and_saves_rows(
-    place: str, llama: Any, monkeypatch: pytest.MonkeyPatch, batch_size: int
-) -> None:
+def test_sharing_changes_no_token_and_saves_rows(llama: Any, monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
     params = SamplingParams(
         temperature=[0.3, 0.0, 0.5, 1.0], max_tokens=[3, 14, 9, 14, 6, 14, 14, 2] * 4, stop_token_ids=(), seed=2
     )
@@ -73,14 +59,13 @@ def test_sharing_changes_no_token_and_saves_rows(
     shared = Engine(llama, batch_size=batch_size).generate(ids, 8, params)
     rows = sum(rows for rows, _ in decoded)
     slots = sum(slots for _, slots in decoded)
-    assert rows == slots if place == "pages" else rows < 0.95 * slots  # pages are shared, rows with pages are not
+    assert rows < 0.95 * slots
+    monkeypatch.setattr(memory_plan, "SPANS", ())  # pages are shared, rows with pages are not
     decoded.clear()
-    monkeypatch.setattr(Runner, "shares", False)
     alone = Engine(llama, batch_size=batch_size).generate(ids, 8, params)
     assert same_tokens(shared, alone)
     assert all(rows == slots for rows, slots in decoded)
-    apart = sum(rows for rows, _ in decoded)
-    assert apart == rows if place == "pages" else apart > rows
+    assert sum(rows for rows, _ in decoded) > rows
     check_records(llama, [shared[i] for i in range(24, 32)], prompt_ids=shared.prompt_ids)
 
 

@@ -67,7 +67,7 @@ def searched(tokenizer: Any, tokens: list[int], strings: list[str], every: int) 
     for steps in [*range(every, len(tokens), every), len(tokens)]:
         status = np.array([LENGTH if steps == len(tokens) else RUNNING])
         sampled = torch.tensor([tokens])
-        found = stops.find(np.array([0]), np.array([0]), np.array([steps]), status, sampled)
+        found = stops.find(np.array([0]), np.array([steps]), status, sampled)
         assert (status[0] == STOPPED) == bool(found)
         if found:
             return found[0]
@@ -193,7 +193,7 @@ def test_each_request_has_its_own_strings(policy: Any, tokenizer: Any, batch_siz
     free = Engine(policy, tokenizer).generate(ids, 3, SamplingParams(max_tokens=30, seed=1, stop_token_ids=()))
     texts = [rollout.text for rollout in free]
     own = [[texts[0][5:8]], [], [texts[2][11:13], "never in it"], [texts[0][5:8]], None, [texts[5][20:22]]]
-    params = SamplingParams(max_tokens=30, seed=1, stop_token_ids=(), stop=own, logprobs=2)
+    params = SamplingParams(max_tokens=30, seed=1, stop_token_ids=(), stop=own, min_p_mass=0.1)
     stopped = Engine(policy, tokenizer, batch_size=batch_size).generate(ids, 3, params)
     for long, short, strings in zip(free, stopped, own, strict=True):
         end = by_hand(tokenizer, long.token_ids, strings or [])
@@ -202,8 +202,8 @@ def test_each_request_has_its_own_strings(policy: Any, tokenizer: Any, batch_siz
         assert (short.stop is None) == (end is None)
         for name in ("logps", "sampling_logps", "entropy", "branching"):
             torch.testing.assert_close(getattr(short, name), getattr(long, name)[:end])
-        assert short.top_ids is not None
-        assert short.top_ids.shape == (len(short), 2)
+        assert short.min_p_mass is not None
+        assert len(short.min_p_mass) == len(short)
         shown = tokenizer.decode(short.token_ids, skip_special_tokens=True)
         if short.stop is not None and short.stop in shown:  # else a special token holds it
             assert short.text.endswith(short.stop)

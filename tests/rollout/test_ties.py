@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from explorl.rollout import SamplingParams
 from explorl.rollout.sampling import Active, ranking, rng, warp_bottom_p, warp_min_p, warp_top_k, warp_top_p
-from explorl.rollout.sampling.ranking import SLACK, count_head, first_tokens, head_mask, mass_head, search_head
+from explorl.rollout.sampling.ranking import SLACK, count_head, head_mask, mass_head, search_head
 from explorl.rollout.sampling.sample import sample_step
 from explorl.rollout.scheduler import STATE_REALS
 from explorl.rollout.state import KEY, LIMIT, LOGQ, RUNNING, STATUS, TOKENS, TOP_K, SlotState
@@ -162,15 +162,6 @@ def test_a_row_that_is_not_finite_warns_of_nothing(vocab: int) -> None:
     scores[1, 0], scores[2, 0], scores[3] = torch.inf, torch.nan, -torch.inf
     for warp, value in ((warp_top_k, 3), (warp_top_p, 0.5), (warp_bottom_p, 0.5), (warp_min_p, 0.1)):
         assert torch.equal(warp(scores, value)[0], warp(scores[:1], value)[0])
-
-
-def test_first_tokens() -> None:
-    x = torch.from_numpy(tied(9, 200, 4))
-    x[0, ::2], x[0, 1::2] = 0.0, -0.0  # the same score
-    for dtype in TYPES:
-        found = first_tokens(x.to(dtype), 7)
-        for row, ids in zip(x.numpy(), found.tolist(), strict=True):
-            assert ids == sorted(range(200), key=lambda i: (-row[i], i))[:7]
 
 
 def test_heads_of_a_size() -> None:

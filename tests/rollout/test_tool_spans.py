@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorl.rollout.tool_spans import open_call, output_mask, output_spans
-from explorl.rollout.tools import Delimiters, ToolSpec, calculator_tool, find_call, output_block, python_tool
+from explorl.rollout.tools import (
+    Delimiters,
+    ToolSpec,
+    calculator_tool,
+    find_call,
+    open_call,
+    output_block,
+    output_mask,
+    output_spans,
+    python_tool,
+)
 from explorl.sandbox.interpreter import CellResult
 
 PYTHON, CALCULATOR = python_tool(), calculator_tool()

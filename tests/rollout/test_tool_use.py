@@ -82,7 +82,7 @@ def check_calls(policy: Any, tokenizer: Any, opening: str, closing: str, limit: 
 def test_when_a_call_is_done_changes_nothing(policy: Any, tokenizer: Any) -> None:
     """Nor does the company: rows that may make no call are sampled as without the tool."""
     tool = use(calculator_tool(fence=Delimiters("=", "w", "[", "]"), max_calls=2))
-    params = SamplingParams(max_tokens=40, seed=5, logprobs=2)
+    params = SamplingParams(max_tokens=40, seed=5, min_p_mass=0.1)
     uses = [2, 0, 1, 2, 2, 0, 0, 2]
     engine = Engine(policy, tokenizer, batch_size=3)
     quick, slow = (
@@ -302,15 +302,15 @@ def test_forks_have_the_calls_so_far() -> None:
     start = [[tokenizer.convert_tokens_to_ids("go")]]
     params = SamplingParams(temperature=0, max_tokens=26)
     with ToolSession(Engine(model, tokenizer), start, 1, params, use(tool), pool=standing_in(desk)) as session:
-        while len(session.calls(0)) < 3:
+        while len(session.rollout(0).calls) < 3:
             session.step(tokens=1)
-        first, second, third = session.calls(0)
-        with pytest.raises(ValueError, match=f"inside an output of row 0; use {second.begin} or {second.end}"):
+        first, second, third = session.rollout(0).calls
+        with pytest.raises(ValueError, match=f"inside an output of sequence 0; use {second.begin} or {second.end}"):
             session.fork(0, at=second.begin + 1)
         (fork,) = session.fork(0, at=third.end)
         (early,) = session.fork(0, at=second.begin)
-        assert session.calls(fork) == (first, second, third)
-        assert session.calls(early) == (first,)
+        assert session.rollout(fork).calls == (first, second, third)
+        assert session.rollout(early).calls == (first,)
         session.run()
         assert session.rollout(fork).token_ids == session.rollout(0).token_ids
         assert (session.rollout(fork).parent, session.rollout(fork).forked_at) == (0, third.end)
@@ -453,6 +453,12 @@ def test_a_pool_of_its_own_is_closed(monkeypatch: pytest.MonkeyPatch, policy: An
     generate_with_tools(engine, ["1"], 1, SamplingParams(max_tokens=3), tools)
     with pytest.raises(ValueError, match="prompt 0 is empty"):
         generate_with_tools(engine, [[]], 1, None, tools)
+
+    def refuse(rollout: Rollout) -> None:
+        raise ValueError(f"no {rollout.request}")
+
+    with pytest.raises(ValueError, match="no 0"):
+        generate_with_tools(engine, ["1"], 1, SamplingParams(max_tokens=3), tools, on_finish=refuse)
     assert len(made) == 2
     for pool in made:
         with pytest.raises(ValueError, match="this pool is closed"):
@@ -495,9 +501,9 @@ def test_where_no_row_goes_on_outputs_that_follow_each_other_are_taken_together(
         went_on.append(0)
         return step(session, *args, **how)
 
-    def extended(session: Session, *args: Any) -> None:
+    def extended(session: Session, *args: Any, **how: Any) -> None:
         went_on[-1] += 1
-        extend(session, *args)
+        extend(session, *args, **how)
 
     monkeypatch.setattr(Session, "step", stepped)
     monkeypatch.setattr(Session, "extend", extended)

@@ -55,7 +55,7 @@ OPTIONS = [{"temperature": 0.5, "extra_args": {"explorl_bottom_p": 0.9}, "detoke
 
 
 def test_the_main_process_asks_the_server_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = [([8], {"temperature": 0.25}), ([9], {"temperature": 0.75, "logit_bias": {3: 1.0}})]
+    other = [([8], {"temperature": 0.25}), ([9], {"temperature": 0.75, "min_p": 0.1})]
     generation = on_process(monkeypatch, 0, other, None)
     sampler = vllm_rows.TrlVllmSampler(generation)
     assert sampler.sample([[5, 6], [7]], OPTIONS) == [
@@ -65,7 +65,7 @@ def test_the_main_process_asks_the_server_for_all(monkeypatch: pytest.MonkeyPatc
     requests = {tuple(request["prompt"]): request for request in generation.vllm_client.asked}
     assert requests[5, 6]["vllm_xargs"] == {"explorl_bottom_p": 0.9}
     assert requests[7,]["vllm_xargs"] is None
-    assert requests[9,]["logit_bias"] == {"3": 1.0}
+    assert requests[9,]["min_p"] == 0.1
     assert not {"extra_args", "detokenize"} & requests[5, 6].keys()
     assert len(requests) == 4
     assert sampler.context == 77

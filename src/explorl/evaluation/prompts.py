@@ -48,8 +48,6 @@ def room(policy: Policy, tokens: int) -> float:
 
 def token_limits(policy: Policy, prompts: Sequence[Prompt], params: SamplingParams) -> np.ndarray:
     """Return the most tokens of a completion of each prompt: the parameters', or what the model's context leaves."""
-    if not isinstance(params.prefix, str):
-        raise ValueError(f"prefix is {params.prefix!r}; use one text for all prompts, such as '<think>'")
     begun = len(policy.tokenizer(params.prefix, add_special_tokens=False)["input_ids"])
     lengths = [len(prompt_token_ids(policy.tokenizer, prompt)) + begun for prompt in prompts]
     return np.minimum(np.max(params.max_tokens), [room(policy, length) for length in lengths]).astype(int)

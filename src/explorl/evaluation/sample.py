@@ -60,14 +60,13 @@ def data_digest(problem: Problem) -> str | None:
 
 
 def prompted_problems(
-    tokenizer: Any, problems: Sequence[Problem], prompts: Sequence[Prompt], prefix: str | Sequence[str] = ""
+    tokenizer: Any, problems: Sequence[Problem], prompts: Sequence[Prompt], prefix: str = ""
 ) -> list[PromptedProblem]:
-    """Return problems with their prompts; ``prefix`` is what the engine adds to all prompts, or to each."""
+    """Return problems with their prompts; ``prefix`` is what the engine adds to all prompts."""
     rendered = [render_prompt(tokenizer, prompt) for prompt in prompts]
-    prefixes = [prefix] * len(prompts) if isinstance(prefix, str) else prefix
     return [
-        PromptedProblem(problem, prompt, text, opens_think(text + added))
-        for problem, prompt, text, added in zip(problems, prompts, rendered, prefixes, strict=True)
+        PromptedProblem(problem, prompt, text, opens_think(text + prefix))
+        for problem, prompt, text in zip(problems, prompts, rendered, strict=True)
     ]
 
 

@@ -4,21 +4,21 @@ The path of a token through the files:
 
 1. `engine`: both `Engine.generate` and `Engine.open` create a `Session`; generate runs it to its end.
 2. `requests`: prompts become token ids, and `SamplingParams` one value per request. Invalid requests are rejected here.
-3. `session`: each request is a sequence (`sequences`); forks and extended rows are sequences too.
+3. `session`: each request is a sequence; forks and extended ones are sequences too.
 4. `memory_plan`: how many sequences are decoded together, and what memory that takes; `runner` allocates it.
-5. `scheduler`: waiting sequences are admitted to slots (a column of `state`), decoded, collected, and replaced.
+5. `scheduler`: waiting sequences are admitted to slots (a column of `state`), decoded, read back, and replaced.
 6. `memory`: the prompt of an admitted sequence is computed by `Runner.prefill` and `Runner.extend` unless it is stored
-   already: into pages on a GPU and when memory is short, on a CPU into one span per row.
-7. `runner`: one step of all rows, on CUDA in a graph. The model (its own code, or `modeling.llama`) is run; each layer
-   stores the new key and value, and attends to those of the row.
+   already: into pages on a GPU and when memory is short, on a CPU into one entry that its sequences share.
+7. `runner`: one step of all slots, on CUDA in a graph. The model (its own code, or `modeling.llama`) is run; each layer
+   stores the new key and value, and attends to those of the sequence.
 8. `sampling`: logits are warped, and a token is sampled with the random number that `rng` has for (seed, request,
    position). Its log π, log q, entropy and branching factor are stored in `state`.
 9. `scheduler`, every few steps: `stops` searches for stop strings, sequences that have ended leave their slots, and
    `readback` copies them to the host. On a GPU the next steps have begun by then, so that the device never waits.
 10. `rollouts`: the sequence becomes a `Rollout`. `trial` has checked beforehand that all this agrees with the model.
 
-`backends` sample in place of the engine, `tools` and `tool_session` run the tool calls of rows, and `branching` forks
-rows.
+`backends` sample in place of the engine, `tools` and `tool_session` run the tool calls of sequences, and `branching`
+forks sequences.
 """
 
 from __future__ import annotations

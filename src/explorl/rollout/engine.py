@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from os import PathLike
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +26,13 @@ from explorl.modeling.llama import llama_like
 from explorl.modeling.onednn_ops import copied_bytes
 from explorl.modeling.precision import CastWeights, default_torch_settings, weights_dtype
 from explorl.modeling.proof import TAIL, reached, touched
-from explorl.rollout.memory.page_memory import PageMemory
-from explorl.rollout.memory.slots import probe
-from explorl.rollout.memory.spans import SpanMemory
-from explorl.rollout.memory_plan import ROWS, Plan, free_memory, make_plan, total_memory
+from explorl.rollout.memory.cache import probe
+from explorl.rollout.memory_plan import MAX_SLOTS, MemoryNeeds, Plan, free_memory, make_plan, total_memory
 from explorl.rollout.requests import Prompt, Requests, eos_token_ids, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.runner import Runner
 from explorl.rollout.sampling import Active, SamplingParams
-from explorl.rollout.sampling.constraints import is_whole
-from explorl.rollout.sequences import PromptTokens
+from explorl.rollout.sampling.params import is_whole
 from explorl.rollout.session import Session
 from explorl.rollout.trial import ExecutionMode, UnsupportedModel, execution_mode
 
@@ -55,7 +51,7 @@ class Engine:
     Args:
         model: The model, in train or eval mode, which is not changed.
         tokenizer: Its tokenizer; None if prompts are token ids and no text is needed.
-        batch_size: Most rows decoded together; None lets memory decide, up to a few hundred.
+        batch_size: Most sequences decoded together; None lets memory decide, up to a few hundred.
         memory_budget: Bytes that the engine may hold in addition to the model and its copy in another ``dtype``; None
             is half of the free memory.
         use_graphs: Decode in CUDA graphs; None means yes on CUDA.
@@ -63,9 +59,6 @@ class Engine:
         dtype: Data type of the computation; None is that of the weights. With another one the engine holds a copy of
             the weights in it, refreshed at each call.
         unrolled: Run Llama-like layers unrolled; None means yes if that agrees with the model.
-        keep_prefixes: Keep the keys and values of prompts for later calls, while the weights stay the same and the
-            memory is not needed. A prompt may then be computed in another batch than in a fresh engine, which may
-            change the last bits of the token statistics.
     """
 
     def __init__(
@@ -79,13 +72,12 @@ class Engine:
         use_kernels: bool | None = None,
         dtype: torch.dtype | None = None,
         unrolled: bool | None = None,
-        keep_prefixes: bool = False,
     ) -> None:
         _check(model, batch_size, memory_budget, dtype)
         self.model, self.tokenizer = model, tokenizer
         self.batch_size, self.memory_budget = batch_size, memory_budget
         self.use_graphs, self.use_kernels = use_graphs, use_kernels
-        self.dtype, self.unrolled, self.keep_prefixes = dtype, unrolled, keep_prefixes
+        self.dtype, self.unrolled = dtype, unrolled
         self.plan: Plan | None = None
         """Sizes and memory of the latest call."""
         self._runner: Runner | None = None
@@ -96,11 +88,6 @@ class Engine:
         self._warned = False
         self._latest: Session | None = None
         """The open session, if any. It must be closed before the next begins, even if the caller has dropped it."""
-        self._prompts: WeakValueDictionary[tuple[int, ...], PromptTokens] = WeakValueDictionary()
-        self._memory: PageMemory | SpanMemory | None = None
-        """The memory of the latest session, if prompts are kept for the next."""
-        self._stamp: tuple[Any, ...] = ()
-        """Identifies the weights that those prompts were computed with."""
 
     @default_torch_settings()
     def generate(
@@ -122,8 +109,7 @@ class Engine:
         self._check_idle()
         params = params or SamplingParams()
         requests = self.requests(prompts, n, params)
-        with self._session(keep=False, on_finish=on_finish) as session:
-            session._add(requests, params)
+        with Session(self, requests, params, keep=False, on_finish=on_finish) as session:
             session.run()
         rollouts = Rollouts(session.finished(), requests.prompts, n, requests.seed)
         for rollout in rollouts.errors if self.unrolled is None else ():  # otherwise this is a trial
@@ -135,16 +121,12 @@ class Engine:
         """Return a session, which samples like `generate` but lets the caller interrupt it; see `Session`."""
         self._check_idle()
         params = params or SamplingParams()
-        requests = self.requests(prompts, n, params)
-        session = self._session(keep=True)
-        session._add(requests, params)
-        return session
+        return Session(self, self.requests(prompts, n, params), params)
 
-    def _session(self, **options: Any) -> Session:
+    def begin_session(self, session: Session) -> None:
+        """Close the latest session, as there is memory for one."""
         self._close_latest("the engine began another one")
-        session = Session(self, **options)
         self._latest = session
-        return session
 
     def _close_latest(self, reason: str) -> None:
         self._check_idle()
@@ -186,7 +168,7 @@ class Engine:
 
     def discard_memory(self) -> None:
         """Free the cache and the graphs."""
-        self._runner = self._memory = None
+        self._runner = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -205,26 +187,6 @@ class Engine:
             return ExecutionMode(self.unrolled, self.wants_kernels(next(self.model.parameters()).device))
         return execution_mode(self, reached(self._config(), min(longest, self.context() or longest)))
 
-    def prompt(self, ids: Sequence[int]) -> PromptTokens:
-        """Return the tokens of a prompt: the same object for equal prompts, as long as it is referenced."""
-        return self._prompts.setdefault(tuple(ids), PromptTokens(tuple(ids)))
-
-    def kept_memory(self) -> PageMemory | SpanMemory | None:
-        """Return the memory of the latest session with its prompts if the weights are still the same, else None."""
-        if not self.keep_prefixes:
-            return None
-        stamp = self.version(), fingerprint(self.model)
-        memory = self._memory if stamp == self._stamp else None
-        self._stamp, self._memory = stamp, None
-        return memory
-
-    def keep_memory(self, memory: PageMemory | SpanMemory) -> None:
-        """Keep the prompts of a closed session for the next one, if `keep_prefixes` is set."""
-        if self.keep_prefixes and memory.runner is self._runner:
-            self._memory = memory
-        else:
-            memory.clean()
-
     def requests(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Requests:
         """Return the requests of a call, tokenized and checked; raise `ValueError` for what cannot be run."""
         if not isinstance(params, SamplingParams):
@@ -240,7 +202,6 @@ class Engine:
             context=self.context(),
             eos=eos_token_ids(self.model, self.tokenizer),
             seed=seed,
-            outputs=self.vocab,
         )
 
     def _refresh(self, device: torch.device) -> None:
@@ -252,7 +213,6 @@ class Engine:
         signature = model_signature(self.model)
         if signature == self._signature:
             return
-        self._memory = None
         if self._runner is not None:
             logger.info("the model's parameters have moved or its adapters have changed; capturing graphs again")
         self._runner = self._cast_weights = None
@@ -269,49 +229,36 @@ class Engine:
         """Return whether Triton kernels are used on this device if they agree with the model."""
         return kernels_run(device) if self.use_kernels is None else self.use_kernels
 
-    def prepare(
-        self,
-        active: Active,
-        *,
-        requests: int,
-        prompts: int,
-        prompt_tokens: int,
-        tokens: int,
-        table_bytes: int = 0,
-        rows: int | None = None,
-    ) -> tuple[Runner, int]:
+    def prepare(self, active: Active, needs: MemoryNeeds, max_slots: int | None = None) -> tuple[Runner, int]:
         """Return a runner with memory for these requests, as far as they fit, and how many of them run together.
 
-        The model must be the one that `version` has inspected. ``rows`` is the most rows after a failed allocation,
-        when only half of the budget is used.
+        The model must be the one that `version` has inspected. ``max_slots`` is set after a failed allocation, when
+        only half of the budget is used.
         """
         device = next(self.model.parameters()).device
         if not self._signature:
             self._refresh(device)
-        unrolled, kernels = self._mode(prompt_tokens + tokens)
+        unrolled, kernels = self._mode(needs.prompt_tokens + needs.tokens)
         graphs = device.type == "cuda" if self.use_graphs is None else self.use_graphs
         if graphs and device.type != "cuda":
             raise ValueError(f"use_graphs needs a CUDA device, but the model is on {device}; leave it None")
         itemsize = self.layers[0].dtype.itemsize
         config = self._config()
-        budget = (self._budget(device) if rows is None else self._budget(device) // 2) - table_bytes
+        budget = self._budget(device) if max_slots is None else self._budget(device) // 2
         plan = make_plan(
             self.layers,
-            requests=requests,
-            prompts=prompts,
-            prompt_tokens=prompt_tokens,
-            tokens=tokens,
+            needs,
             vocab=self.vocab,
             logit_bytes=(itemsize if kernels else 16 + itemsize) + active.repetition,
-            stat_bytes=8 * active.logprobs + (4 if active.min_p_mass else 0),
+            stat_bytes=4 if active.min_p_mass else 0,
             prefill_bytes=itemsize * (8 * config.hidden_size + 3 * (getattr(config, "intermediate_size", 0) or 0)),
-            batch_size=self.batch_size if rows is None else rows,
+            batch_size=self.batch_size if max_slots is None else max_slots,
             budget=budget,
             device=device,
             kernels=kernels,
             before=None if self._runner is None else self._runner.plan,
         )
-        if unrolled and device.type == "cpu" and not kernels and tokens >= MIN_TOKENS_TO_COPY:
+        if unrolled and device.type == "cpu" and not kernels and needs.tokens >= MIN_TOKENS_TO_COPY:
             copies = copied_bytes(llama_like(self.model)) if self._cast_weights is None else 0
             if plan.bytes + copies <= budget and (self.max_copy_bytes is None or copies <= self.max_copy_bytes):
                 plan = replace(plan, weight_bytes=copies)
@@ -320,7 +267,7 @@ class Engine:
             self._warned = True
             logger.warning(
                 "%d requests of up to %d tokens do not fit into memory together; running up to %d at a time",
-                requests,
+                needs.requests,
                 plan.tokens,
                 plan.slots,
             )
@@ -371,9 +318,9 @@ class Engine:
             versions = sum(tensor._version for tensor in weights if not tensor.is_inference())
             return self._signature, versions, _sampled_bits(weights)
 
-    def most_rows(self) -> int:
-        """Return how many rows are decoded together if memory allows it."""
-        return self.batch_size or ROWS.get(next(self.model.parameters()).device.type, 256)
+    def most_slots(self) -> int:
+        """Return how many sequences are decoded together if memory allows it."""
+        return self.batch_size or MAX_SLOTS.get(next(self.model.parameters()).device.type, 256)
 
     def input_vocab(self) -> int:
         """Return the number of token ids that the model accepts."""
@@ -414,20 +361,6 @@ def _sampled_bits(tensors: Sequence[Tensor]) -> tuple[int, ...]:
         if diagonal.dtype.itemsize in INT_TYPES
     ]
     return tuple(torch.cat([part.view(INT_TYPES[part.dtype.itemsize]) for part in points]).tolist()) if points else ()
-
-
-def fingerprint(model: nn.Module) -> tuple[int, ...]:
-    """Return a checksum of every tensor of the model: the sum of its bits, weighted by row.
-
-    It takes one pass over the weights, and detects changes that torch's version counters miss.
-    """
-    sums = []
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.numel():
-            bits = tensor.detach().contiguous().view(INT_TYPES.get(tensor.dtype.itemsize, torch.int8))
-            rows = bits.view(len(bits) if bits.ndim else 1, -1).sum(1, dtype=torch.int64)
-            sums.append((rows * torch.arange(1, 1 + len(rows), device=rows.device)).sum().cpu())
-    return tuple(torch.stack(sums).tolist())
 
 
 def model_signature(model: nn.Module) -> tuple[Any, ...]:

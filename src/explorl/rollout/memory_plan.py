@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from explorl.rollout.memory.joined import SHORT_PROMPT
+from explorl.rollout.memory.cache import LayerShape
 from explorl.rollout.memory.pages import COPY_BYTES, PAGE, RESERVED_PAGES
-from explorl.rollout.memory.slots import LayerShape
 from explorl.rollout.state import SlotState
 
-ROWS = {"cuda": 1024, "cpu": 256}
-"""Default for the most rows decoded together."""
+MAX_SLOTS = {"cuda": 1024, "cpu": 256}
+"""Default for the most sequences decoded together."""
 PREFILL_TOKENS = {"cuda": 32768, "cpu": 2048}
 """Prompt tokens, padding included, computed in one forward pass."""
 LENGTH_STEP = {"cuda": 64, "cpu": 1}
 """Lengths are rounded up to a multiple, so that a slightly longer batch can reuse the memory and graphs."""
 
 SPANS = ("cpu",)
-"""Devices on which rows have spans."""
+"""Devices on which slots have spans."""
 REUSE_SHARE = 0.9
-"""Share of the rows and pages there is room for now that existing memory must have to be reused."""
+"""Share of the slots and pages there is room for now that existing memory must have to be reused."""
 LENGTH_DIVISOR = 4
-"""Rows are decoded together if there is memory for their longest completions divided by this: few are that long."""
+"""Slots are decoded together if there is memory for their longest completions divided by this: few are that long."""
+
+
+class MemoryNeeds(NamedTuple):
+    """What unfinished sequences need memory for."""
+
+    requests: int
+    prompts: int
+    """Number of distinct prompts."""
+    prompt_tokens: int
+    """The longest prompt."""
+    tokens: int
+    """The longest completion."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +46,7 @@ class Plan:
     """Sizes and memory of one call."""
 
     slots: int
-    """Rows decoded together."""
+    """Sequences decoded together."""
     tokens: int
     """Longest completion."""
     prompt_tokens: int
@@ -48,14 +60,12 @@ class Plan:
     split: bool
     """True if requests may have to wait for memory, not only because of the caller's ``batch_size``."""
     page: int = 0
-    """Tokens in a page; 0 if rows have spans, as on the CPU."""
+    """Tokens in a page; 0 if slots have spans, as on the CPU."""
     pages: int = 0
-    row_pages: int = 0
-    """Most pages of a row."""
+    slot_pages: int = 0
+    """Most pages of a sequence."""
     entries: int = 0
-    """Prompts stored at once, if rows have spans."""
-    joined: bool = False
-    """True if every span begins with a copy of its prompt."""
+    """Prompts stored at once, if slots have spans."""
     weight_bytes: int = 0
     """Memory of copied weights; see `explorl.modeling.onednn_ops`."""
 
@@ -66,28 +76,31 @@ class Plan:
 
     def covers(self, other: Plan) -> bool:
         """Return whether a call with the other plan can run in this one's memory with bit-identical results."""
-        same = self.joined == other.joined and self.page == other.page
-        sizes = ("tokens", "entries", "prompt_tokens", "row_pages", "weight_bytes")
+        sizes = ("tokens", "entries", "prompt_tokens", "slot_pages", "weight_bytes")
         large = all(getattr(self, name) >= getattr(other, name) for name in sizes)
         # The free memory differs a little each time, which alone is not worth new memory and graphs.
         share = REUSE_SHARE if other.split else 1.0
-        return same and large and self.slots >= share * other.slots and self.pages >= share * other.pages
+        return (
+            self.page == other.page
+            and large
+            and self.slots >= share * other.slots
+            and self.pages >= share * other.pages
+        )
 
-    def holds(
-        self, slots: int, max_slots: int, *, requests: int, prompts: int, prompt_tokens: int, tokens: int
-    ) -> bool:
+    def holds(self, slots: int, max_slots: int, needs: MemoryNeeds) -> bool:
         """Return whether these requests fit into ``slots`` slots of this memory, and more slots would not help.
 
         ``max_slots`` is the largest number of slots that would be used.
         """
-        enough = self.split or slots >= min(requests, max_slots)
-        fits = not self.page or prompt_tokens - 1 + tokens <= self.page * self.row_pages
-        return enough and fits and tokens <= self.tokens and prompt_tokens - 1 <= self.prompt_tokens
+        stored = needs.prompt_tokens - 1
+        enough = self.split or slots >= min(needs.requests, max_slots)
+        fits = not self.page or stored + needs.tokens <= self.page * self.slot_pages
+        return enough and fits and needs.tokens <= self.tokens and stored <= self.prompt_tokens
 
     def __str__(self) -> str:
         kind = f"{self.pages} pages of {self.page}" if self.page else f"{self.entries} prompts of {self.prompt_tokens}"
         return (
-            f"{self.slots} rows of {self.tokens} tokens, {kind}: {_mib(self.bytes)} (cache {_mib(self.cache_bytes)}, "
+            f"{self.slots} slots of {self.tokens} tokens, {kind}: {_mib(self.bytes)} (cache {_mib(self.cache_bytes)}, "
             f"prompts {_mib(self.prompt_bytes)}, work {_mib(self.work_bytes)}, weights {_mib(self.weight_bytes)})"
         )
 
@@ -188,24 +201,21 @@ def workspace_bytes(device: torch.device) -> int:
     return STREAMS * per_stream
 
 
-def work_bytes(rows: int, prefill: int, *, state: int, logits: int, activations: int, copied: int) -> int:
+def work_bytes(slots: int, prefill: int, *, state: int, logits: int, activations: int, copied: int) -> int:
     """Return the peak memory of the engine in addition to keys and values and the workspaces of libraries.
 
-        state + max(rows · (logits + activations), prefill · activations, copied)
+        state + max(slots · (logits + activations), prefill · activations, copied)
 
-    ``state`` is permanent. The rest is temporary: a decode step (``logits`` and ``activations`` are bytes per row), a
+    ``state`` is permanent. The rest is temporary: a decode step (``logits`` and ``activations`` are bytes per slot), a
     pass over ``prefill`` prompt tokens, or the copying of ``copied`` bytes of pages.
     """
-    return state + max(rows * (logits + activations), prefill * activations, copied)
+    return state + max(slots * (logits + activations), prefill * activations, copied)
 
 
 def make_plan(
     layers: Sequence[LayerShape],
+    needs: MemoryNeeds,
     *,
-    requests: int,
-    prompts: int,
-    prompt_tokens: int,
-    tokens: int,
     vocab: int,
     logit_bytes: int,
     prefill_bytes: int,
@@ -216,53 +226,55 @@ def make_plan(
     before: Plan | None = None,
     stat_bytes: int = 0,
 ) -> Plan:
-    """Return the plan with the largest batch that the budget allows; raise `MemoryError` if not even one row fits.
+    """Return the plan with the largest batch that the budget allows; raise `MemoryError` if not even one slot fits.
 
-    On the CPU every row has a span for its longest completion, which is the fastest to read. On other devices, and if
+    On the CPU every slot has a span for its longest completion, which is the fastest to read. On other devices, and if
     spans do not fit, memory is divided into pages, which are allocated as tokens are sampled.
 
     Args:
-        prompts: Number of distinct prompts.
         logit_bytes: Memory that sampling takes per entry of the logits.
         prefill_bytes: Memory that a forward pass takes per prompt token, without its keys and values.
         before: The previous plan. Its room for prompts is kept if the budget allows.
         stat_bytes: Memory of additional statistics per sampled token.
     """
+    requests, prompts, prompt_tokens, tokens = needs
     step = LENGTH_STEP.get(device.type, 1)
     tokens, stored = _round_up(tokens, step), _round_up(max(1, prompt_tokens - 1), step)
     prefill = max(stored, min(PREFILL_TOKENS.get(device.type, 2048), prompts * stored))
     while prefill > stored and prefill * prefill_bytes > budget // 8:
         prefill = max(stored, prefill // 2)
-    wanted = min(batch_size or ROWS.get(device.type, 256), requests)
+    wanted = min(batch_size or MAX_SLOTS.get(device.type, 256), requests)
 
     pages, stored_prompts = (before.pages, before.entries) if before is not None else (0, 0)
 
-    def entries(rows: int) -> int:
-        # Twice the prompts that the rows need, so that many are computed at a time instead of one whenever a row ends.
-        return min(prompts, 2 * -(-rows * prompts // requests) + 2)
+    def entries(slots: int) -> int:
+        # Twice the prompts that the slots need, so that many are computed at a time instead of one after the other.
+        return min(prompts, 2 * -(-slots * prompts // requests) + 2)
 
     workspace = workspace_bytes(device)
     page_bytes = PAGE.get(device.type, 64) * max(layer.bytes for layer in layers)
 
-    def work(rows: int) -> int:
+    def work(slots: int) -> int:
         return workspace + work_bytes(
-            rows,
+            slots,
             prefill,
-            state=SlotState.bytes(rows, tokens) + rows * tokens * stat_bytes,
+            state=SlotState.bytes(slots, tokens) + slots * tokens * stat_bytes,
             logits=vocab * logit_bytes,
             activations=prefill_bytes,
-            copied=min(max(COPY_BYTES, rows * page_bytes // 2), rows * page_bytes * len(layers)),  # keys or values
+            copied=min(max(COPY_BYTES, slots * page_bytes // 2), slots * page_bytes * len(layers)),  # keys or values
         )
+
+    def sized(slots: int) -> Plan:
+        return Plan(slots, tokens, stored, prefill, 0, 0, work(slots), split=slots < wanted, entries=entries(slots))
 
     if device.type in SPANS and not kernels:
         for count in (max(entries(wanted), stored_prompts), entries(wanted)):
-            plan = _spans(layers, wanted, tokens, stored, prefill, count, work(wanted))
+            plan = _with_spans(replace(sized(wanted), entries=count), layers)
             if plan.bytes <= budget:
                 return plan
 
-    def paged(rows: int) -> Plan:
-        sizes = rows, tokens, stored, prefill, entries(rows), work(rows)
-        return _pages(layers, *sizes, budget=budget, kernels=kernels, fewer=rows < wanted, wanted=pages)
+    def paged(slots: int) -> Plan:
+        return _with_pages(sized(slots), layers, pages, budget, kernels)
 
     if paged(1).bytes > budget:
         raise MemoryError(
@@ -276,63 +288,40 @@ def make_plan(
     return paged(low)
 
 
-def _spans(
-    layers: Sequence[LayerShape], rows: int, tokens: int, stored: int, prefill: int, entries: int, work: int
-) -> Plan:
-    """Return the plan with one span per row; short prompts are copied into the spans."""
+def _with_spans(plan: Plan, layers: Sequence[LayerShape]) -> Plan:
+    """Return the plan with one span per slot, and the prompts beside them."""
     token_bytes = sum(layer.bytes for layer in layers)
-    joined = stored <= SHORT_PROMPT
-    return Plan(
-        slots=rows,
-        tokens=tokens,
-        prompt_tokens=stored,
-        prefill_tokens=prefill,
-        cache_bytes=rows * (tokens + joined * SHORT_PROMPT) * token_bytes,
-        prompt_bytes=entries * stored * token_bytes,
-        work_bytes=work,
-        split=False,
-        entries=entries,
-        joined=joined,
+    return replace(
+        plan,
+        cache_bytes=plan.slots * plan.tokens * token_bytes,
+        prompt_bytes=plan.entries * plan.prompt_tokens * token_bytes,
     )
 
 
-def _pages(
-    layers: Sequence[LayerShape],
-    rows: int,
-    tokens: int,
-    stored: int,
-    prefill: int,
-    entries: int,
-    work: int,
-    *,
-    budget: int,
-    kernels: bool,
-    fewer: bool,
-    wanted: int,
-) -> Plan:
-    """Return the plan with pages for all that rows may sample, or for 1 / `LENGTH_DIVISOR` of it if memory is short."""
+def _with_pages(plan: Plan, layers: Sequence[LayerShape], before: int, budget: int, kernels: bool) -> Plan:
+    """Return the plan with pages for all that slots may sample, or for 1 / `LENGTH_DIVISOR` of it if memory is short.
+
+    ``before`` is the previous number of pages, which is kept if the budget allows.
+    """
     page = PAGE.get(layers[0].device.type, 64)
+    slots, tokens, stored = plan.slots, plan.tokens, plan.prompt_tokens
     page_bytes = page * sum(layer.bytes for layer in layers)
-    row_pages = -(-(stored + tokens) // page)
+    slot_pages = -(-(stored + tokens) // page)
+    work = plan.work_bytes
     if not kernels:  # torch gathers the keys and values of a layer, and once more for each query head
-        work += 3 * rows * row_pages * page * max(layer.bytes for layer in layers)
-    table = rows * row_pages * 4
-    prompt_pages = entries * -(-stored // page)
-    max_pages = rows * (-(-tokens // page) + 1) + prompt_pages + RESERVED_PAGES
-    min_pages = (
-        max(row_pages + 1, rows * (-(-tokens // (page * LENGTH_DIVISOR)) + 1) + -(-stored // page)) + RESERVED_PAGES
-    )
-    pages = min(max(max_pages, wanted), max(min_pages, (budget - work - table) // page_bytes))
-    return Plan(
-        slots=rows,
-        tokens=tokens,
-        prompt_tokens=stored,
-        prefill_tokens=prefill,
+        work += 3 * slots * slot_pages * page * max(layer.bytes for layer in layers)
+    table = slots * slot_pages * 4
+    prompt_pages = -(-stored // page)
+    most = slots * (-(-tokens // page) + 1) + plan.entries * prompt_pages + RESERVED_PAGES
+    least = max(slot_pages + 1, slots * (-(-tokens // (page * LENGTH_DIVISOR)) + 1) + prompt_pages) + RESERVED_PAGES
+    pages = min(max(most, before), max(least, (budget - work - table) // page_bytes))
+    return replace(
+        plan,
         cache_bytes=pages * page_bytes + table,
-        prompt_bytes=0,
         work_bytes=work,
-        split=fewer or pages < max_pages,
+        split=plan.split or pages < most,
         page=page,
         pages=pages,
-        row_pages=row_pages,
+        slot_pages=slot_pages,
+        entries=0,
     )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from explorl.rollout.requests import SequenceState
 from explorl.rollout.rollouts import FinishReason
 from explorl.rollout.sampling import Active
-from explorl.rollout.sequences import SequenceState
 from explorl.rollout.state import BRANCHING, BROKEN, ENTROPY, LOGP, LOGQ, STOPPED, TOKENS, SlotState, upload
 
 MAX_STEPS = 32
@@ -90,12 +89,14 @@ class Download:
         return self._host
 
 
-class TokenReadback:
+class Readback:
     """The tokens and statistics sampled in some slots, on their way to the sequences.
 
     Args:
         slots: The slot of each sequence.
         lengths: The length of each completion that is read back.
+        status: The status with which each sequence has ended; None if they have not.
+        stops: The stop string that ended each sequence.
     """
 
     def __init__(
@@ -105,90 +106,62 @@ class TokenReadback:
         sequences: Sequence[SequenceState],
         slots: np.ndarray,
         lengths: np.ndarray,
+        status: np.ndarray | None = None,
+        stops: Sequence[str | None] = (),
     ) -> None:
-        self.sequences = sequences
+        self.sequences, self._status, self._stops = sequences, status, stops
         for sequence, length in zip(sequences, lengths.tolist(), strict=True):
             sequence.truncate(length)  # it may have been read before its stop string was found
         self._begins = np.array([len(sequence.tokens) for sequence in sequences])
         self._ends = lengths
         index, self._longest = upload(slots, state.ints.device), int(lengths.max())
-        sources = {
-            "ints": state.out_ints[:, index, : self._longest],
-            "reals": state.out_reals[:, index, : self._longest],
-        }
+        sources = [state.out_ints[:, index, : self._longest], state.out_reals[:, index, : self._longest]]
         if active.min_p_mass and state.out_mass is not None:
-            sources["min_p_mass"] = state.out_mass[index, : self._longest]
-        if state.top_ids is not None and state.top_logps is not None:
-            sources["top_ids"] = state.top_ids[index, : self._longest]
-            sources["top_logps"] = state.top_logps[index, : self._longest]
-        self._names, self._download = list(sources), Download(*sources.values())
+            sources.append(state.out_mass[None, index, : self._longest])
+        self._download = Download(*sources)
 
     def finish(self) -> None:
-        """Wait for the download, and append its tokens and statistics to the sequences."""
-        values = dict(zip(self._names, self._download.wait(), strict=True))
+        """Wait for the download, append its tokens and statistics to the sequences, and set why they have ended."""
         sizes = (self._ends - self._begins).tolist()
         column = np.arange(self._longest)
-        new = (column >= self._begins[:, None]) & (column < self._ends[:, None])
-        index = torch.from_numpy(np.flatnonzero(new))
-
-        def split(tensor: Tensor) -> Sequence[Tensor]:
-            return tensor.flatten(0, 1).index_select(0, index).split(sizes)
-
-        ints, reals = values.pop("ints"), values.pop("reals")
-        tokens = ints[TOKENS].flatten().index_select(0, index).numpy().tolist()
-        stats = {"branching": split(ints[BRANCHING]), "entropy": split(reals[ENTROPY])}
-        stats |= {"logps": split(reals[LOGP]), "sampling_logps": split(reals[LOGQ])}
-        stats |= {name: split(tensor) for name, tensor in values.items()}
-        stats["sampled"] = torch.ones(len(tokens), dtype=torch.bool).split(sizes)
+        index = torch.from_numpy(np.flatnonzero((column >= self._begins[:, None]) & (column < self._ends[:, None])))
+        ints, reals, *mass = (values.flatten(1, 2).index_select(1, index) for values in self._download.wait())
+        tokens = ints[TOKENS].tolist()
+        stats = {"logps": reals[LOGP], "sampling_logps": reals[LOGQ], "entropy": reals[ENTROPY]}
+        stats |= {"branching": ints[BRANCHING], "sampled": torch.ones(len(tokens), dtype=torch.bool)}
+        if mass:
+            stats["min_p_mass"] = mass[0][0]
+        parts = {name: values.split(sizes) for name, values in stats.items()}
         ends = np.cumsum(sizes).tolist()
         try:
             for i, (sequence, size, end) in enumerate(zip(self.sequences, sizes, ends, strict=True)):
-                if size == 0:
-                    continue
-                sequence_stats = {name: parts[i] for name, parts in stats.items() if name in sequence.stat_types}
-                k = sequence.num_top_tokens
-                if 0 < k < sequence_stats["top_ids"].shape[-1]:
-                    sequence_stats |= {name: sequence_stats[name][:, :k] for name in ("top_ids", "top_logps")}
-                sequence.append_sampled(tokens[end - size : end], sequence_stats)
+                if size:
+                    sequence.append_sampled(
+                        tokens[end - size : end], {name: values[i] for name, values in parts.items()}
+                    )
+            if self._status is not None:
+                self._set_reasons(self._status)
         except BaseException:
-            self.undo()
+            self._undo()
             raise
 
-    def undo(self) -> None:
-        """Remove the tokens again after an interruption; they will be sampled a second time."""
+    def _set_reasons(self, statuses: np.ndarray) -> None:
+        for sequence, status, length, stop in zip(
+            self.sequences, statuses.tolist(), self._ends.tolist(), self._stops, strict=True
+        ):
+            sequence.reason, sequence.stop = _REASONS.get(status, "length"), stop
+            if sequence.reason == "error":
+                sequence.error = _non_finite_logits(sequence, length)
+
+    def _undo(self) -> None:
+        """Remove the tokens again after an interruption; they will be sampled a second time.
+
+        A sequence with its last token and no reason would be decoded further.
+        """
         for sequence, begin in zip(self.sequences, self._begins.tolist(), strict=True):
-            sequence.truncate(begin)
-
-
-@dataclass
-class FinishedSequences:
-    """Sequences that have ended and whose tokens are being read back."""
-
-    readback: TokenReadback
-    status: np.ndarray
-    lengths: np.ndarray
-    stops: Sequence[str | None]
-    """The stop string that ended each sequence."""
-
-    @property
-    def sequences(self) -> Sequence[SequenceState]:
-        return self.readback.sequences
-
-    def finish(self) -> None:
-        """Wait for the tokens, and set why each sequence has ended."""
-        try:
-            self.readback.finish()
-            for sequence, status, length, stop in zip(
-                self.sequences, self.status, self.lengths, self.stops, strict=True
-            ):
-                sequence.reason, sequence.stop = _REASONS.get(int(status), "length"), stop
-                if sequence.reason == "error":
-                    sequence.error = _non_finite_logits(sequence, int(length))
-        except BaseException:  # a sequence with its last token and no reason would be decoded further
-            for sequence in self.sequences:
+            if self._status is not None:
                 sequence.reason, sequence.stop, sequence.error = None, None, ""
-            self.readback.undo()
-            raise
+            sequence.truncate(begin)
 
 
 def _non_finite_logits(sequence: SequenceState, step: int) -> str:

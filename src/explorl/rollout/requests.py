@@ -1,17 +1,20 @@
-"""Turn prompts of any form into requests that the engine can run."""
+"""Turn prompts of any form into requests that the engine can run, and requests into sequences in flight."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from explorl.rollout.rollouts import FinishReason, Rollout
 from explorl.rollout.sampling import SamplingParams
-from explorl.rollout.sampling.constraints import bias_tables, is_whole, spread, stop_sets, token_list
+from explorl.rollout.sampling.params import Tokens, is_whole, spread, token_list
+from explorl.rollout.sampling.rng import fork_key
 
 logger = logging.getLogger(__name__)
 
@@ -33,35 +36,13 @@ class Requests:
     stops: Sequence[Sequence[str]]
     """Stop strings of each request."""
     stop_sets: tuple[tuple[int, ...], ...]
-    """The distinct sets of stop tokens."""
-    stop_set: np.ndarray
-    """Index of each request's set in ``stop_sets``."""
-    bias: np.ndarray | None
-    """The distinct rows (sets, vocab) that are added to the logits; None if there are none."""
-    bias_set: np.ndarray
-    """Index of each request's row in ``bias``."""
+    """The distinct sets of stop tokens; ``rows["stop_set"]`` has each request's index."""
     seed: int
     curves: Sequence[Sequence[float]] = ()
     """The distinct temperatures by position; ``rows["curve"]`` has each request's index."""
 
     def __len__(self) -> int:
         return len(self.prompts) * self.n
-
-    @property
-    def longest(self) -> int:
-        """Most tokens that a prompt and its completion can have together."""
-        return max(len(prompt) for prompt in self.prompts) + int(self.rows["max_tokens"].max())
-
-    @cached_property
-    def unique_prompts(self) -> list[list[int]]:
-        """The prompts without repetitions; each is computed once."""
-        return [list(prompt) for prompt in dict.fromkeys(tuple(prompt) for prompt in self.prompts)]
-
-    @cached_property
-    def prompt_of(self) -> list[int]:
-        """Index of each request's prompt in ``unique_prompts``."""
-        index = {tuple(prompt): i for i, prompt in enumerate(self.unique_prompts)}
-        return [index[tuple(prompt)] for prompt in self.prompts for _ in range(self.n)]
 
 
 def prepare(
@@ -74,12 +55,8 @@ def prepare(
     context: int | None,
     eos: Sequence[int],
     seed: int,
-    outputs: int | None = None,
 ) -> Requests:
-    """Tokenize and check the prompts, and return the requests. Raise `ValueError` for what cannot be run.
-
-    ``vocab`` is the number of input tokens, ``outputs`` that of the logits if it is different.
-    """
+    """Tokenize and check the prompts, and return the requests. Raise `ValueError` for what cannot be run."""
     if not is_whole(n) or n < 1:
         raise ValueError(f"n is {n!r}; ask for at least 1 sample per prompt")
     value: Any = prompts
@@ -91,7 +68,8 @@ def prepare(
         raise ValueError(f"stop is {params.stop!r}, but the engine has no tokenizer; use stop_token_ids")
     texts: dict[str, list[int]] = {}  # a trainer passes each prompt once per sample
     ids = []
-    for i, (prompt, prefix) in enumerate(zip(prompts, _prefixes(params, len(prompts), tokenizer), strict=True)):
+    prefix = _prefix(params.prefix, tokenizer)
+    for i, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             ids.append(_tokens(i, prompt, tokenizer) + prefix)
             continue
@@ -103,31 +81,29 @@ def prepare(
     rows = dict(params.rows(len(ids), n))
     if context is not None:
         rows["max_tokens"] = _shorten(rows["max_tokens"], ids, n, context)
-    outputs = outputs or vocab
-    if int(rows["logprobs"].max()) > outputs:
-        raise ValueError(
-            f"logprobs is {int(rows['logprobs'].max())}, but the model has {outputs} tokens; use fewer, such as 5"
-        )
-
-    def each(name: str) -> list[Any]:
-        return spread(name, getattr(params, name), len(ids), n)
-
-    sets, stop_set = stop_sets(each("stop_token_ids"), tuple(eos), vocab)
-    bias, bias_set = None, np.zeros(len(ids) * n, dtype=np.int64)
-    if params.constrained:
-        bias, bias_set = bias_tables(each("logit_bias"), each("banned_tokens"), each("allowed_tokens"), outputs)
-    return Requests(ids, n, rows, each("stop"), sets, stop_set, bias, bias_set, seed, params.curves)
+    sets, rows["stop_set"] = _stop_sets(spread("stop_token_ids", params.stop_token_ids, len(ids), n), tuple(eos), vocab)
+    return Requests(ids, n, rows, spread("stop", params.stop, len(ids), n), sets, seed, params.curves)
 
 
-def _prefixes(params: SamplingParams, prompts: int, tokenizer: Any) -> list[list[int]]:
-    """Return the tokens of each prompt's prefix."""
-    prefixes = [params.prefix] * prompts if isinstance(params.prefix, str) else list(params.prefix)
-    if len(prefixes) != prompts:
-        raise ValueError(f"prefix has {len(prefixes)} values; give one, or one for each of the {prompts} prompts")
-    if tokenizer is None and any(prefixes):
+def _stop_sets(ids: Sequence[Tokens | None], eos: Tokens, vocab: int) -> tuple[tuple[Tokens, ...], np.ndarray]:
+    """Return the distinct sets of stop tokens, and the set of each request; None means the model's ``eos``."""
+    sets: dict[Tokens, int] = {}
+    set_of = np.zeros(len(ids), dtype=np.int64)
+    for request, tokens in enumerate(ids):
+        for token in tokens or ():
+            if token >= vocab:
+                raise ValueError(
+                    f"stop token {token} of request {request} is outside the vocabulary; use ids from 0 to {vocab - 1}"
+                )
+        set_of[request] = sets.setdefault(eos if tokens is None else tokens, len(sets))
+    return tuple(sets), set_of
+
+
+def _prefix(text: str, tokenizer: Any) -> list[int]:
+    """Return the tokens of the prefix of all prompts."""
+    if text and tokenizer is None:
         raise ValueError("the engine has no tokenizer; give prompts as token ids and no prefix")
-    tokens = {text: continuation_tokens(tokenizer, text) if text else [] for text in set(prefixes)}
-    return [tokens[text] for text in prefixes]
+    return continuation_tokens(tokenizer, text) if text else []
 
 
 def continuation_tokens(tokenizer: Any, text: str, **options: Any) -> list[int]:
@@ -217,3 +193,162 @@ def _shorten(limits: np.ndarray, prompts: Sequence[Sequence[int]], n: int, conte
             int(np.minimum(limits, room).min()),
         )
     return np.minimum(limits, room)
+
+
+# Sequences: requests in flight
+
+STATS: Mapping[str, torch.dtype] = {
+    "logps": torch.float32,
+    "sampling_logps": torch.float32,
+    "entropy": torch.float32,
+    "branching": torch.int32,
+    "sampled": torch.bool,
+}
+"""The statistics that every rollout has of each token, with their types."""
+
+
+@dataclass(eq=False, frozen=True)
+class PromptTokens:
+    """A prompt that is computed once for all its sequences. Equal prompts of a session are the same object."""
+
+    tokens: tuple[int, ...]
+
+    @property
+    def stored(self) -> int:
+        """Tokens whose keys and values are stored: all except the last, which is the first input of the decoding."""
+        return len(self.tokens) - 1
+
+
+@dataclass(eq=False, slots=True)
+class SequenceState:
+    """One sequence of a session: a prompt, the completion so far, and how to continue it."""
+
+    index: int
+    """Its number in the session."""
+    prompt: PromptTokens
+    requests: Requests
+    """Holds the sampling parameters, under ``request``."""
+    request: int
+    key: int
+    """Key of its stream of random numbers (`explorl.rollout.sampling.rng`)."""
+    limit: int
+    """Most tokens of the completion, forced ones included."""
+    stat_types: Mapping[str, torch.dtype] = field(default_factory=lambda: STATS)
+    """Statistics that are kept of each token."""
+    tokens: list[int] = field(default_factory=list)
+    """The completion as far as it has been read back."""
+    stat_parts: list[dict[str, Tensor]] = field(default_factory=list)
+    """Statistics of ``tokens``, in consecutive parts."""
+    no_stop_spans: list[tuple[int, int]] = field(default_factory=list)
+    """Spans of tokens in which no stop string may begin: forced tokens, and the last token of an earlier stop."""
+    searched: int = 0
+    """Tokens that have been searched for stop strings."""
+    parent: int | None = None
+    forked_at: int | None = None
+    forks: int = 0
+    """Number of sequences forked from it."""
+    slot: int = -1
+    """−1 while it is not being decoded."""
+    stop: str | None = None
+    """The stop string that ended it."""
+    reason: FinishReason | None = None
+    """Why it ended; None while it is decoded or waits."""
+    error: str = ""
+    cancelled: bool = False
+    saved_kv: Any = None
+    """Keys and values that the memory keeps for it while it has no slot."""
+
+    def discard_kv(self) -> None:
+        """Discard the saved keys and values. They will be computed again from the tokens."""
+        if self.saved_kv is not None:
+            self.saved_kv.drop()
+        self.saved_kv = None
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Tokens of prompt and completion."""
+        return (*self.prompt.tokens, *self.tokens)
+
+    @property
+    def prompt_index(self) -> int:
+        return self.request // self.requests.n
+
+    @property
+    def sample_index(self) -> int:
+        return self.request % self.requests.n
+
+    @property
+    def strings(self) -> Sequence[str]:
+        """Its stop strings."""
+        return self.requests.stops[self.request]
+
+    @property
+    def priority(self) -> tuple[bool, int, int]:
+        """Sort key for admission to slots (see `Scheduler`), the smallest first."""
+        return not self.tokens, -self.limit, self.index
+
+    def append_sampled(self, tokens: Sequence[int], stats: dict[str, Tensor]) -> None:
+        """Append sampled tokens with their statistics."""
+        self.tokens.extend(tokens)
+        self.stat_parts.append(stats)
+
+    def append_forced(self, tokens: Sequence[int]) -> None:
+        """Append tokens that were not sampled, and therefore have no statistics."""
+        begin = len(self.tokens)
+        if self.stop is not None:
+            self.no_stop_spans.append((begin - 1, begin))
+        if tokens:
+            self.tokens.extend(tokens)
+            self.stat_parts.append({name: _missing(dtype, len(tokens)) for name, dtype in self.stat_types.items()})
+            self.no_stop_spans.append((begin, len(self.tokens)))
+
+    def spans_without_stop(self, length: int) -> list[tuple[int, int]]:
+        """Return `no_stop_spans` of the first ``length`` tokens."""
+        return [(begin, min(end, length)) for begin, end in self.no_stop_spans if begin < length]
+
+    def cut_back(self, length: int) -> None:
+        """Keep the first ``length`` tokens with their keys and values, and continue with new random numbers."""
+        if self.saved_kv is not None:
+            saved_kv, self.saved_kv = self.saved_kv, self.saved_kv.first(length, self.prompt.stored)
+            saved_kv.drop()
+        self.key, self.forks = fork_key(self.key, self.forks), 0
+        self.no_stop_spans, self.searched, self.stop = self.spans_without_stop(length), length, None
+        self.truncate(length)
+
+    def stop_search_start(self, length: int) -> int:
+        """Return before which of the first ``length`` tokens no stop string may begin."""
+        return max((min(end, length) for begin, end in self.no_stop_spans if begin < length), default=0)
+
+    def truncate(self, length: int) -> None:
+        """Remove the tokens after the first ``length``."""
+        if length < len(self.tokens):
+            self.stat_parts = [self.stats(length)]
+            del self.tokens[length:]
+
+    def stats(self, length: int | None = None) -> dict[str, Tensor]:
+        """Return the statistics of the first ``length`` tokens (None: all)."""
+        parts = self.stat_parts or [{name: _missing(dtype, 0) for name, dtype in self.stat_types.items()}]
+        joined = parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return joined if length is None else {name: values[:length] for name, values in joined.items()}
+
+    def rollout(self, tokenizer: Any) -> Rollout:
+        """Return the completion so far; its ``finish_reason`` is None if it has not ended."""
+        return Rollout(
+            request=self.index,
+            prompt_index=self.prompt_index,
+            sample_index=self.sample_index,
+            token_ids=list(self.tokens),
+            **self.stats(),
+            finish_reason=self.reason,
+            stop=self.stop,
+            error=self.error,
+            tokenizer=tokenizer,
+            parent=self.parent,
+            forked_at=self.forked_at,
+            calls=(),
+        )
+
+
+def _missing(dtype: torch.dtype, length: int) -> Tensor:
+    """Return the value of a statistic for tokens without one: NaN for floats, else 0."""
+    return torch.full((length,), torch.nan if dtype.is_floating_point else 0, dtype=dtype)

@@ -44,7 +44,8 @@ class Rollout:
     """
 
     request: int
-    """Index of the request: all samples of the first prompt, then of the second, and so on. In a session, the row."""
+    """Index of the request: all samples of the first prompt, then of the second, and so on. In a session, the
+    number of the sequence."""
     prompt_index: int
     sample_index: int
     token_ids: list[int]
@@ -65,19 +66,14 @@ class Rollout:
     min_p_mass: Float[Tensor, " time"] | None = None
     """Mass, at the request's temperature, of the tokens at least `SamplingParams.min_p_mass` times as likely as the
     most likely one; 0 if the sampled token is not among them. None if it was not requested."""
-    top_ids: Int[Tensor, "time k"] | None = None
-    """The k most likely tokens at each position, if ``SamplingParams.logprobs`` requests them: by falling logit, ties
-    by id, before bias, bans and warpers."""
-    top_logps: Float[Tensor, "time k"] | None = None
-    """Their log π, as in ``logps``."""
     stop: str | None = None
     """The stop string that ended the completion, if one did."""
     sampled: Bool[Tensor, " time"] = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
     """True for sampled tokens, False for forced ones: TRL's ``env_mask``."""
     parent: int | None = None
-    """The row it was forked from."""
+    """The number of the sequence it was forked from."""
     forked_at: int | None = None
-    """Number of tokens it shares with that row."""
+    """Number of tokens it shares with that sequence."""
     calls: tuple[ToolCall, ...] = ()
     """Tool calls in order: see `explorl.rollout.tool_use`."""
 

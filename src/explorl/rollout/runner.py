@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -17,10 +17,9 @@ from explorl.modeling.fused_ops_triton import FusedTritonOps
 from explorl.modeling.llama import LlamaForward, TorchOps, llama_like
 from explorl.modeling.onednn_ops import OneDnnOps
 from explorl.modeling.proof import keeps_logits
-from explorl.rollout.memory.joined import JoinedCache
-from explorl.rollout.memory.pages import PageCache, PagePrefill
-from explorl.rollout.memory.sharing import Layout
-from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
+from explorl.rollout.memory.cache import LayerShape, Layout, Prefill
+from explorl.rollout.memory.pages import PageCache
+from explorl.rollout.memory.spans import PromptCache, SpanCache
 from explorl.rollout.memory_plan import Plan
 from explorl.rollout.sampling import Active
 from explorl.rollout.sampling.sample import Scratch, sample_step
@@ -58,19 +57,19 @@ class Runner:
         )
         page_cache: type[PageCache] = PageCache
         if use_kernels:
-            from explorl.rollout.kernels import KernelPages, sample_step_kernel
+            from explorl.rollout.memory.triton_attention import KernelPages
+            from explorl.rollout.sampling.kernel import sample_step_kernel
 
             page_cache, self.sample_step = KernelPages, sample_step_kernel
-        self.cache: PageCache | SlotCache
-        self.filling: PagePrefill | PromptCache
-        """The cache that a prompt pass writes to."""
+        self.cache: PageCache | SpanCache
+        prompts: PageCache | PromptCache
         if plan.pages:
-            self.cache = page_cache(layers, plan.slots, plan.pages, plan.row_pages, plan.page, self.state)
-            self.filling = PagePrefill(self.cache)
+            self.cache = prompts = page_cache(layers, plan.slots, plan.pages, plan.slot_pages, plan.page, self.state)
         else:
-            self.filling = PromptCache(layers, plan.entries, plan.prompt_tokens)
-            slot_cache = JoinedCache if plan.joined else SlotCache
-            self.cache = slot_cache(layers, plan.slots, plan.tokens, self.state, self.filling)
+            prompts = PromptCache(layers, plan.entries, plan.prompt_tokens)
+            self.cache = SpanCache(layers, plan.slots, plan.tokens, self.state, prompts)
+        self.prefill_cache = Prefill(prompts)
+        """The cache that a prompt pass writes to."""
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self._warm_up: Any = None
@@ -119,23 +118,31 @@ class Runner:
 
     def prefill(self, at: Sequence[Any], prompts: Sequence[Sequence[int]]) -> None:
         """Compute prompts into the entries or pages ``at``, without their last token, the first input of decoding."""
-        order = sorted((i for i, prompt in enumerate(prompts) if len(prompt) > 1), key=lambda i: len(prompts[i]))
-        while order:
-            length = len(prompts[order[-1]]) - 1
-            batch = order[-max(1, self.plan.prefill_tokens // length) :]
-            if self.device.type == "cpu":
-                # Shorter prompts get another pass, as their padding would cost more than that.
-                batch = [i for i in batch if 4 * (len(prompts[i]) - 1) >= 3 * length]
-            del order[-len(batch) :]
-            self._prefill([at[i] for i in batch], [prompts[i][:-1] for i in batch], length)
+        # On a CPU shorter prompts get another pass, as their padding would cost more than that.
+        share = 0.75 if self.device.type == "cpu" else 0.0
+        for batch in self._batches([len(prompt) - 1 for prompt in prompts], share):
+            self._prefill([at[i] for i in batch], [prompts[i][:-1] for i in batch])
 
-    def _prefill(self, at: Any, prompts: Sequence[Sequence[int]], length: int) -> None:
+    def _batches(self, lengths: Sequence[int], share: float = 0.0) -> Iterator[list[int]]:
+        """Yield indices of sequences to compute together, the longest first.
+
+        Sequences without tokens are left out; others are at least ``share`` as long as the longest of their batch.
+        """
+        order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: lengths[i])
+        while order:
+            longest = lengths[order[-1]]
+            batch = [i for i in order[-max(1, self.plan.prefill_tokens // longest) :] if lengths[i] >= share * longest]
+            del order[-len(batch) :]
+            yield batch
+
+    def _prefill(self, at: Any, prompts: Sequence[Sequence[int]]) -> None:
+        length = len(prompts[-1])  # the longest
         graphs = self.use_graphs and self._unrolled is not None and self.device.type == "cuda"
         graphs = graphs and len(prompts) * length <= PREFILL_TOKENS
         if graphs:
             length = min(-(-length // PREFILL_BUCKET) * PREFILL_BUCKET, self.plan.prompt_tokens)
         ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self.device)
-        at = self.filling.places(at, prompts, length)
+        at = self.prefill_cache.cache.places(at, prompts, length)
         shape = len(prompts), length
         if graphs and shape in self._prefills:  # the shape repeats
             graph = self._prefills[shape]
@@ -150,16 +157,13 @@ class Runner:
 
     def _prefill_eagerly(self, ids: Tensor, at: Tensor) -> None:
         positions = torch.arange(ids.shape[1], device=self.device).expand(len(ids), -1)
-        self.filling.at = at
-        self._compute(ids, positions, self.filling)
+        self.prefill_cache.at = at
+        self._compute(ids, positions, self.prefill_cache)
 
     def extend(self, at: Sequence[Any], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
         """Compute tokens ``ids[i]`` at positions ``starts[i]`` and up, of rows whose earlier tokens are computed."""
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        while order:
-            longest = len(ids[order[-1]])
-            batch = order[-max(1, self.plan.prefill_tokens // longest) :]
-            del order[-len(batch) :]
+        for batch in self._batches([len(tokens) for tokens in ids]):
+            longest = len(ids[batch[-1]])
             begin, lengths = [starts[i] for i in batch], [len(ids[i]) for i in batch]
             rows = self.cache.extension([at[i] for i in batch], begin, lengths)
             padded = torch.tensor([[*ids[i], *[0] * (longest - len(ids[i]))] for i in batch], device=self.device)
@@ -187,20 +191,15 @@ class Runner:
 
     # Decoding
 
-    @property
-    def shares(self) -> bool:
-        """True if sequences with the same tokens are decoded as one row."""
-        return self.device.type == "cpu" and not self.use_graphs and not self.plan.pages
-
-    def run(self, layout: Layout, length: int, even: bool, steps: int, active: Active) -> None:
-        """Decode ``steps`` steps; the rows have filled up to ``length`` columns, or exactly as many if ``even``."""
+    def run(self, layout: Layout, even: bool, steps: int, active: Active) -> None:
+        """Decode ``steps`` steps; ``even`` means that all rows have filled as many columns as the longest."""
         if self._unrolled is not None:
             self._unrolled.table.refresh()
         for step in range(steps):
             if self.use_graphs:
-                self._replay(layout.rows, self._bucket(length + steps), active)
+                self._replay(layout.rows, self._bucket(layout.length + steps), active)
             else:
-                self._step(layout, min(length + step + 1, self.cache.capacity), even and step == 0, active)
+                self._step(layout, min(layout.length + step + 1, self.cache.capacity), even and step == 0, active)
 
     def _bucket(self, length: int) -> int:
         if self.use_kernels:
@@ -228,7 +227,7 @@ class Runner:
             except RuntimeError as error:
                 logger.warning("this model cannot be captured as a CUDA graph (%s); decoding step by step", error)
                 self.use_graphs = False
-                return self._step(Layout(rows, rows, None, None), length, False, active)
+                return self._step(Layout(rows, rows, length), length, False, active)
         graph.replay()
 
     def _capture(self, rows: int, length: int, active: Active) -> torch.cuda.CUDAGraph:
@@ -244,7 +243,7 @@ class Runner:
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._step(Layout(rows, rows, None, None), length, False, active)
+                self._step(Layout(rows, rows, length), length, False, active)
                 for tensor, old in zip(changed, before, strict=True):
                     tensor.copy_(old)
         torch.cuda.current_stream(self.device).wait_stream(stream)
@@ -252,7 +251,7 @@ class Runner:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._step(Layout(rows, rows, None, None), length, False, active)
+            self._step(Layout(rows, rows, length), length, False, active)
         return graph
 
 

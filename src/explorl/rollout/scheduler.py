@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from explorl.rollout.memory.cache import Layout
 from explorl.rollout.memory.page_memory import PageMemory
-from explorl.rollout.memory.sharing import Layout
-from explorl.rollout.memory.spans import SpanMemory
-from explorl.rollout.readback import Download, FinishedSequences, TokenReadback, graph_size, steps_until_readback
+from explorl.rollout.memory.span_memory import SpanMemory
+from explorl.rollout.readback import Download, Readback, graph_size, steps_until_readback
+from explorl.rollout.requests import Requests, SequenceState
 from explorl.rollout.runner import Runner
 from explorl.rollout.sampling import Active
-from explorl.rollout.sequences import SequenceState, sampling_values
 from explorl.rollout.state import (
-    BIAS_SET,
     BROKEN,
     CURVE,
     IDLE,
@@ -25,7 +24,6 @@ from explorl.rollout.state import (
     LIMIT,
     OFFSET,
     POSITION,
-    PROMPT,
     RUNNING,
     STATE_REALS,
     STATUS,
@@ -34,8 +32,7 @@ from explorl.rollout.state import (
     TOKEN,
     TOP_K,
 )
-from explorl.rollout.stop_tokens import StopTokens
-from explorl.rollout.stops import EVERY, StopStrings
+from explorl.rollout.stops import EVERY, StopStrings, StopTokens
 
 SYNC_STEPS = {"cuda": 8, "cpu": 1}
 """Decode steps between two readbacks if a sequence can end at any step; see `steps_until_readback`."""
@@ -61,24 +58,28 @@ class Scheduler:
 
     def __init__(
         self,
+        requests: Requests,
         sequences: Sequence[SequenceState],
         tokenizer: Any,
-        strings: Sequence[Sequence[str]],
         keep: bool,
         on_end: Callable[[SequenceState], object],
     ) -> None:
-        self.sequences, self.tokenizer, self.strings = sequences, tokenizer, strings
+        self.requests, self.sequences, self.tokenizer = requests, sequences, tokenizer
+        self.searches = any(requests.stops)
+        """True if completions may end at a stop string."""
+        self.certain = not any(requests.stop_sets) and not self.searches
+        """True if sequences end only at their limits, apart from errors."""
         self.keep, self.on_end = keep, on_end
         self.waiting: list[SequenceState] = []
         """Sequences that wait for a slot, in the order in which they will be admitted."""
         self.resting: dict[int, SequenceState] = {}
         """Sequences that have ended and whose keys and values are kept, by number, the longest ago first."""
         self.resting_bytes = 0
-        self.paged = self.certain = False
-        """True if sequences have pages; whether they end only at their limits."""
+        self.paged = False
+        """True if sequences have pages."""
         self._pending: tuple[np.ndarray, Download] | None = None
         """The owners and the states of the slots after steps that have not been read back."""
-        self._finished: list[FinishedSequences] = []
+        self._finished: list[Readback] = []
         """Sequences that have ended and whose tokens are being read back."""
 
     memory: PageMemory | SpanMemory
@@ -98,15 +99,21 @@ class Scheduler:
         """Tokens of each slot's prompt, without the last."""
         self.crowded = False
         """True if a sequence has been evicted since one last ended."""
-        self.stops = StopStrings(self.strings, self.tokenizer, slots)
-        # If `keep` is off, no caller waits for a row that has stopped, and rows are collected a few steps later.
-        early = self.kind == "cpu" and self.keep
-        self.stop_tokens = StopTokens(self.strings, self.tokenizer, runner.state.vocab) if early else None
+        self.stops = StopStrings(self.requests.stops, self.tokenizer, slots)
+        # If `keep` is off, no caller waits for a sequence that has stopped, and sequences are collected a few steps
+        # later.
+        early = self.kind == "cpu" and self.keep and self.searches
+        self.stop_tokens = StopTokens(self.requests.stops, self.tokenizer, runner.state.vocab) if early else None
+        moved = [runner.state.set_stops(self.requests.stop_sets), runner.state.set_curves(self.requests.curves)]
+        if any(moved):
+            runner.drop_graphs()
+        runner.state.allocate(active)
         if memory is None or not memory.migrate(runner, slots):
             self.discard_memory()
             memory = PageMemory(runner, slots) if runner.plan.pages else SpanMemory(runner, slots)
-        self.memory, memory.resting = memory, self.resting
-        self.paged = isinstance(memory, PageMemory)
+        self.memory, self.paged = memory, isinstance(memory, PageMemory)
+        if isinstance(memory, PageMemory):
+            memory.resting = self.resting
         self.waiting.sort(key=self._turn)
         runner.state.ints[STATUS] = IDLE
 
@@ -153,7 +160,7 @@ class Scheduler:
         ``ahead`` allows leaving that readback to the next call, which begins its own steps first; `settle` does it at
         once.
         """
-        ahead = ahead and AHEAD.get(self.kind, False) and self.paged and not any(self.strings)
+        ahead = ahead and AHEAD.get(self.kind, False) and self.paged and not self.searches
         if not ahead:
             self.settle()
         self._admit()
@@ -167,10 +174,12 @@ class Scheduler:
             self.settle()
             return 0
         lengths = self.steps[busy]
-        layout = self._layout(busy)
+        layout = self.memory.layout(busy, self.offsets[busy] + lengths, lengths)
+        if self.runner.use_graphs:
+            rows = graph_size(layout.rows, self.slots)
+            layout = Layout(rows, rows, layout.length)
         even = bool((lengths == lengths[0]).all())
-        length = self.memory.length(self.offsets[busy] + lengths, lengths)
-        self.runner.run(layout, length, even, steps, self.active)
+        self.runner.run(layout, even, steps, self.active)
         self.steps[busy] = np.minimum(lengths + steps, self.limits[busy])
         if not ahead:
             self._begin_readback()
@@ -195,6 +204,8 @@ class Scheduler:
 
     def _make_room(self, busy: np.ndarray, steps: int) -> np.ndarray:
         """Allocate memory for the next steps, evicting the youngest sequences if needed; return the busy slots."""
+        if isinstance(self.memory, SpanMemory):
+            return busy  # every row has room for its longest completion
         while not self.memory.reserve(
             busy, self.offsets[busy] + np.minimum(self.steps[busy] + steps, self.limits[busy])
         ):
@@ -205,18 +216,11 @@ class Scheduler:
             youngest = self.sequences[self.owner[busy].max()]
             if len(busy) == 1:
                 raise _too_large(youngest)
-            logger.info("evicting row %d: memory is full", youngest.index)
+            logger.info("evicting sequence %d: memory is full", youngest.index)
             self.enqueue(self.remove(youngest, keep=False))
             self.crowded = True
             busy = np.flatnonzero(self.owner >= 0)
-        self.memory.publish()
         return busy
-
-    def _layout(self, busy: np.ndarray) -> Layout:
-        if self.runner.use_graphs:
-            rows = graph_size(int(busy[-1]) + 1, self.slots)
-            return Layout(rows, rows, None, None)
-        return self.memory.layout(busy)
 
     # Admission
 
@@ -240,7 +244,9 @@ class Scheduler:
         offsets = np.array([sequence.prompt.stored for sequence in sequences])
         lengths = np.array([len(sequence.tokens) for sequence in sequences])
         limits = np.array([sequence.limit for sequence in sequences])
-        params = sampling_values(sequences, ["top_k", *STATE_REALS])
+        index = [sequence.request for sequence in sequences]
+        params = {name: values[index] for name, values in self.requests.rows.items()}
+        self.memory.start(slots, sequences)
         fields = {
             TOKEN: np.array([(sequence.tokens or sequence.prompt.tokens)[-1] for sequence in sequences]),
             POSITION: offsets + lengths,
@@ -249,19 +255,17 @@ class Scheduler:
             STATUS: RUNNING,
             KEY: np.array([sequence.key for sequence in sequences]),
             TOP_K: params["top_k"],
-            PROMPT: self.memory.start(slots, sequences),
             OFFSET: offsets,
-            CURVE: np.array([sequence.curve for sequence in sequences]),
-            STOP_SET: np.array([sequence.stop_set for sequence in sequences]),
-            BIAS_SET: np.array([sequence.bias_set for sequence in sequences]),
+            CURVE: params["curve"],
+            STOP_SET: params["stop_set"],
         }
         ints = np.stack([np.broadcast_to(fields[i], len(slots)) for i in range(len(fields))]).astype(np.int64)
         reals = np.empty((len(STATE_REALS), len(slots)))
         for name, row in STATE_REALS.items():
             reals[row] = params[name]
-        index = state.admit(slots, ints, reals)
+        on_device = state.admit(slots, ints, reals)
         if self.active.repetition:
-            state.mark_seen(index, [sequence.ids for sequence in sequences])
+            state.mark_seen(on_device, [sequence.ids for sequence in sequences])
         continued = np.flatnonzero(lengths)
         if len(continued):
             state.write_tokens(slots[continued], [sequences[i].tokens for i in continued.tolist()])
@@ -271,7 +275,9 @@ class Scheduler:
         self.owner[slots] = [sequence.index for sequence in sequences]
         self.steps[slots], self.limits[slots], self.offsets[slots] = lengths, limits, offsets
         searched = [min(sequence.searched, len(sequence.tokens)) for sequence in sequences]
-        self.stops.start(slots, searched, [sequence.stop_search_start(len(sequence.tokens)) for sequence in sequences])
+        self.stops.start(
+            slots, index, searched, [sequence.stop_search_start(len(sequence.tokens)) for sequence in sequences]
+        )
 
     # Results
 
@@ -317,9 +323,8 @@ class Scheduler:
             if slot in stopped:
                 lengths[i] = stopped[slot][0]
         sequences = [self.sequences[i] for i in self.owner[done]]
-        readback = TokenReadback(state, self.active, sequences, done, lengths)
         stops = [stopped[slot][1] if slot in stopped else None for slot in done.tolist()]
-        self._finished.append(FinishedSequences(readback, status[done], lengths, stops))
+        self._finished.append(Readback(state, self.active, sequences, done, lengths, status[done], stops))
         broken = ints[-1, done] == BROKEN  # also if a stop string came before
         if self.keep:
             for i in np.flatnonzero(~broken).tolist():
@@ -332,54 +337,49 @@ class Scheduler:
     def _find_stops(self, busy: np.ndarray, status: np.ndarray, every: int) -> dict[int, tuple[int, str]]:
         """Return `StopStrings.find`, which also searches slots whose newest token may complete a string if that is
         free to know."""
+        if not self.searches:
+            return {}
         stopped: dict[int, tuple[int, str]] = {}
         state = self.runner.state
-        if self.stop_tokens is not None and any(self.strings):
+        if self.stop_tokens is not None:
             newest = state.ints[TOKEN].numpy()[busy]
-            likely = busy[self.stop_tokens.among(self.owner[busy], newest)]
-            stopped = self.stops.find(likely, self.owner, self.steps, status, state.out_ints[0], every=1)
-        return stopped | self.stops.find(busy, self.owner, self.steps, status, state.out_ints[0], every)
+            likely = busy[self.stop_tokens.among(self.stops.request[busy], newest)]
+            stopped = self.stops.find(likely, self.steps, status, state.out_ints[0], every=1)
+        return stopped | self.stops.find(busy, self.steps, status, state.out_ints[0], every)
 
-    def read_back(self, sequence: SequenceState) -> None:
-        """Read back what a sequence in a slot has sampled so far, up to a stop string if there is one."""
+    def read_back(self, sequence: SequenceState | None = None) -> None:
+        """Read back what a sequence, or all in slots, have sampled so far, up to a stop string if there is one."""
         self.settle()
-        if sequence.slot >= 0:
-            self._search(np.array([sequence.slot]))
-        self._update_tokens(sequence)
+        self._search(self._slots(sequence))
+        self._read_back(self._slots(sequence))
+
+    def _slots(self, sequence: SequenceState | None) -> np.ndarray:
+        """Return the slot of a sequence if it has one, or all slots in use."""
+        busy = np.flatnonzero(self.owner >= 0)
+        return busy if sequence is None else busy[busy == sequence.slot]
 
     def _search(self, slots: np.ndarray) -> None:
         """Search these slots for stop strings now instead of after enough new tokens."""
-        due = [slot for slot in slots.tolist() if self.strings[self.owner[slot]]]
+        due = [slot for slot in slots.tolist() if self.sequences[self.owner[slot]].strings]
         due = [slot for slot in due if self.steps[slot] > self.stops.checked[slot]]
         if due:
             owner = np.full(due[-1] + 1, -1)
             owner[due] = self.owner[due]
-            ints = self.runner.state.ints[STEP : STATUS + 1, : len(owner)]
-            self._collect(owner, ints.cpu().numpy(), every=1)
+            download = Download(self.runner.state.ints[STEP : STATUS + 1, : len(owner)])
+            self._collect(owner, download.wait()[0].numpy(), every=1)
             self.settle()
-
-    def _update_tokens(self, sequence: SequenceState) -> None:
-        self.settle()
-        if sequence.slot >= 0 and self.steps[sequence.slot] > len(sequence.tokens):
-            self._read_back(np.array([sequence.slot]))
 
     def _read_back(self, slots: np.ndarray) -> list[SequenceState]:
         """Read back the sequences in these slots, and return them."""
         sequences = [self.sequences[i] for i in self.owner[slots]]
-        TokenReadback(self.runner.state, self.active, sequences, slots, self.steps[slots]).finish()
+        if any(self.steps[slot] > len(s.tokens) for slot, s in zip(slots, sequences, strict=True)):
+            Readback(self.runner.state, self.active, sequences, slots, self.steps[slots]).finish()
         return sequences
-
-    def read_back_all(self) -> None:
-        """Do the same as `read_back` for all slots at once."""
-        self.settle()
-        self._search(np.flatnonzero(self.owner >= 0))
-        slots = np.flatnonzero(self.owner >= 0)
-        if len(slots):
-            self._read_back(slots)
 
     def remove(self, sequence: SequenceState, keep: bool = True) -> SequenceState:
         """Remove a sequence from its slot, keeping its keys and values if ``keep``, or from the queue; return it."""
-        self._update_tokens(sequence)
+        self.settle()
+        self._read_back(self._slots(sequence))
         if sequence.slot >= 0:
             if keep:
                 sequence.saved_kv = self.memory.keep(sequence.slot, sequence, len(sequence.tokens))
@@ -420,10 +420,9 @@ class Scheduler:
     def _rearrange(self) -> None:
         """Split shared rows whose slots sampled different tokens, and close gaps if that is worth it."""
         longest = int(self.steps.max())
-        busy = np.flatnonzero(self.owner >= 0)
-        slots = self.memory.split(longest)
-        if slots is not None:
-            self._move_slots(busy, slots)
+        spans = self.memory if isinstance(self.memory, SpanMemory) else None
+        if spans is not None and (slots := spans.split(longest)) is not None:
+            self._move_slots(np.flatnonzero(self.owner >= 0), slots)
         busy = np.flatnonzero(self.owner >= 0)
         count = len(busy)
         if count and not self.waiting:
@@ -436,26 +435,21 @@ class Scheduler:
                 source = busy[busy >= count]
                 target = np.flatnonzero(self.owner[:count] < 0)
                 self._move_slots(source, target)
-                self.memory.move_slots(source, target, longest)
-        self.memory.compact(longest, count)
+                self.memory.move_slots(source, target)
+        if spans is not None:
+            spans.compact(longest, count)
 
     def _move_slots(self, source: np.ndarray, target: np.ndarray) -> None:
         """Move the state of slots, all at once, so that they may swap."""
         self.runner.state.move(source, target, int(self.steps.max()))
-        arrays: tuple[tuple[np.ndarray, int], ...] = (
-            (self.owner, -1),
-            (self.steps, 0),
-            (self.limits, 0),
-            (self.offsets, 0),
-        )
-        arrays += (self.stops.checked, 0), (self.stops.floor, 0)
-        for values, idle in arrays:
+        stops = self.stops
+        for values in (self.owner, self.steps, self.limits, self.offsets, stops.request, stops.checked, stops.floor):
             moved = values[source]
-            values[source] = idle
+            values[source] = -1 if values is self.owner else 0
             values[target] = moved
         for slot in target:
             self.sequences[self.owner[slot]].slot = int(slot)
 
 
 def _too_large(sequence: SequenceState) -> MemoryError:
-    return MemoryError(f"row {sequence.index} does not fit into memory on its own; raise memory_budget")
+    return MemoryError(f"sequence {sequence.index} does not fit into memory on its own; raise memory_budget")

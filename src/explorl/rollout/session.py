@@ -1,4 +1,4 @@
-"""`Session`: sampling that the caller can interrupt, to continue rows after a tool call, to fork or to cancel them.
+"""`Session`: sampling that the caller can interrupt, to continue sequences after a tool call, to fork or cancel them.
 
     with engine.open(prompts, n=4, params=SamplingParams(stop="```output", max_tokens=512)) as session:
         while session.running:
@@ -7,16 +7,16 @@
                     session.extend(rollout.request, run_tool(rollout.text))
         rollouts = session.finished()
 
-A row is identified by a number, the `Rollout.request` of what the session returns. Between two calls no row is decoded,
-so each of them can be extended, forked or cancelled whether it has ended or not. The keys and values of a row are kept
-while there is memory for them; otherwise they are computed again from the row's tokens, with the same result.
+A sequence is identified by a number, the `Rollout.request` of what the session returns. Between two calls no sequence
+is decoded, so each of them can be extended, forked or cancelled whether it has ended or not. The keys and values of a
+sequence are kept while there is memory for them; otherwise they are computed again from the sequence's tokens, with the
+same result.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -24,22 +24,18 @@ import torch
 from explorl.modeling.attention import model_lock, sampling_mode
 from explorl.modeling.gpu import on
 from explorl.modeling.precision import default_torch_settings
-from explorl.rollout.requests import Prompt, Requests, continuation_tokens
+from explorl.rollout.memory_plan import MemoryNeeds
+from explorl.rollout.requests import STATS, PromptTokens, Requests, SequenceState, continuation_tokens
 from explorl.rollout.rollouts import Rollout
 from explorl.rollout.sampling import Active, SamplingParams
-from explorl.rollout.sampling.constraints import token_list
+from explorl.rollout.sampling.params import token_list
 from explorl.rollout.sampling.rng import fork_key, request_keys
-from explorl.rollout.sampling.tables import Tables
 from explorl.rollout.scheduler import Scheduler
-from explorl.rollout.sequences import SequenceState, stat_types
 
 if TYPE_CHECKING:
     from explorl.rollout.engine import Engine
 
 logger = logging.getLogger(__name__)
-
-TABLE_INDICES = ("curve", "stop_set", "bias_set")
-"""A request's indices into `Tables`, by their names in `SequenceState`."""
 
 
 def plain_tokens(tokenizer: Any, text: str) -> list[int]:
@@ -48,179 +44,125 @@ def plain_tokens(tokenizer: Any, text: str) -> list[int]:
 
 
 class Session:
-    """Rows that are being sampled; created by `Engine.open`.
+    """Sequences that are being sampled; created by `Engine.open`.
 
     An engine has one session at a time: the next one, and the next `Engine.generate`, close it. The weights must not
     change while it is open.
     """
 
     def __init__(
-        self, engine: Engine, *, keep: bool = True, on_finish: Callable[[Rollout], object] | None = None
+        self,
+        engine: Engine,
+        requests: Requests,
+        params: SamplingParams,
+        *,
+        keep: bool = True,
+        on_finish: Callable[[Rollout], object] | None = None,
     ) -> None:
-        self.engine, self._on_finish = engine, on_finish
-        self._sequences: list[SequenceState] = []
+        self.engine, self._requests, self._on_finish = engine, requests, on_finish
         self._scheduler: Scheduler | None = None
         self._keep = keep
-        self._active = Active()
-        self._tables = Tables()
-        self._strings: list[Sequence[str]] = []
-        """Stop strings of each row."""
+        self._active = Active.of(params, requests.rows)
+        self.prompt_ids = requests.prompts
+        """Tokens of each prompt, by `Rollout.prompt_index`."""
+        distinct = {tuple(ids): PromptTokens(tuple(ids)) for ids in requests.prompts}
+        prompts = [distinct[tuple(ids)] for ids in requests.prompts]
+        stat_types = {**STATS, "min_p_mass": torch.float32} if params.min_p_mass else STATS
+        keys = request_keys(requests.seed, range(len(requests))).tolist()
+        self._sequences = [
+            SequenceState(number, prompts[number // requests.n], requests, number, key, limit, stat_types)
+            for number, (key, limit) in enumerate(zip(keys, requests.rows["max_tokens"].tolist(), strict=True))
+        ]
         self._ended: list[SequenceState] = []
-        """Rows that have ended and that `step` has not returned yet."""
+        """Sequences that have ended and that `step` has not returned yet."""
         self._weights: Any = None
         self._stamp = object()
         """Identifies this session to the runner, which copies the weights once per session."""
-        self._max_rows: int | None = None
-        """Most rows decoded together, once an allocation has failed."""
+        self._max_slots: int | None = None
+        """Most sequences decoded together, once an allocation has failed."""
         self._closed = ""
         self.steps = 0
-        """Steps decoded so far, each of up to one token per row."""
+        """Steps decoded so far, each of up to one token per sequence."""
         self.sampling = False
         """True if `step` or `run` is running, as when ``on_finish`` is called."""
-        self.prompt_ids: list[list[int]] = []
-        """Tokens of each prompt, by `Rollout.prompt_index`."""
+        engine.begin_session(self)
 
-    # Rows
-
-    @default_torch_settings()
-    def add(self, prompts: Sequence[Prompt], n: int = 1, params: SamplingParams | None = None) -> list[int]:
-        """Add requests, which are sampled as `Engine.generate` would sample them alone, and return their rows."""
-        self._check_open()
-        params = params or SamplingParams()
-        return self._add(self.engine.requests(prompts, n, params), params)
-
-    def _add(self, requests: Requests, params: SamplingParams) -> list[int]:
-        self._merge_active(requests, params)
-        keys = request_keys(requests.seed, range(len(requests)))
-        unique_prompts = [self.engine.prompt(ids) for ids in requests.unique_prompts]
-        first, first_prompt = len(self._sequences), len(self.prompt_ids)
-        self.prompt_ids += requests.prompts
-        indices = self._tables.add(requests)
-        self._active = replace(self._active, stop_sets=self._active.stop_sets or len(self._tables.stops) > 1)
-        self._strings += requests.stops
-        limits, top_tokens = requests.rows["max_tokens"].tolist(), requests.rows["logprobs"].tolist()
-        types = {k: stat_types(k, bool(params.min_p_mass)) for k in set(top_tokens)}
-        columns = zip(*(values.tolist() for values in (keys, *(indices[name] for name in TABLE_INDICES))), strict=True)
-        for request, (key, *table_indices) in enumerate(columns):
-            prompt, sample = divmod(request, requests.n)
-            self._sequences.append(
-                SequenceState(
-                    first + request,
-                    unique_prompts[requests.prompt_of[request]],
-                    requests,
-                    request,
-                    prompt_index=first_prompt + prompt,
-                    sample_index=sample,
-                    key=key,
-                    limit=limits[request],
-                    stat_types=types[top_tokens[request]],
-                    **dict(zip(TABLE_INDICES, table_indices, strict=True)),
-                )
-            )
-        rows = list(range(first, len(self._sequences)))
-        self._enqueue(rows)
-        return rows
-
-    def _merge_active(self, requests: Requests, params: SamplingParams) -> None:
-        """Add the sampling steps that these requests need; raise `ValueError` if they conflict with other rows."""
-        active = Active.of(params, requests.rows)
-        if self._sequences:
-            for name, current, new in (
-                ("temperature_by_position", self._active.by_position, active.by_position),
-                ("min_p_mass", self._active.min_p_mass, active.min_p_mass),
-            ):
-                if current != new:
-                    raise ValueError(
-                        f"{name} must be the same for all rows of a session; open another session for these requests"
-                    )
-            both = self._active.bottom_p_chance and active.bottom_p_chance
-            if both and self._active.per_sequence != active.per_sequence:
-                raise ValueError(
-                    f"bottom_p_per is {params.bottom_p_per!r}, but the session's other rows use another value; open "
-                    "another session for these requests"
-                )
-            active = Active(
-                **{f.name: max(getattr(active, f.name), getattr(self._active, f.name)) for f in fields(active)}
-            )
-        self._active = active
+    # Sequences
 
     @default_torch_settings()
-    def extend(self, row: int, tokens: str | Sequence[int], max_tokens: int | None = None) -> None:
-        """Append tokens that were not sampled, such as a tool's output, to a row, and continue the row after them.
+    def extend(
+        self, number: int, tokens: str | Sequence[int], max_tokens: int | None = None, at: int | None = None
+    ) -> None:
+        """Append tokens that were not sampled, such as a tool's output, to a sequence, and continue it after them.
 
         Only the new tokens are computed. They have no statistics, and are False in `Rollout.sampled`. ``max_tokens`` is
-        a new limit for the whole completion, forced tokens included; None keeps the row's limit. Without tokens the row
-        is just continued, also after a stop string.
+        a new limit for the whole completion, forced tokens included; None keeps the sequence's limit. Without tokens
+        the sequence is just continued, also after a stop string.
+
+        ``at`` first removes the tokens after that many. What is then sampled has new random numbers, like a fork.
 
         Text is taken literally: ``<|im_end|>`` becomes the tokens of these characters. For special tokens give ids.
         """
-        sequence = self._continuable(row)
-        ids = self._tokens(row, tokens)
+        sequence = self._continuable(number)
+        ids = self._tokens(number, tokens)
         self._read_back(sequence)
-        length = len(sequence.tokens) + len(ids)
-        limit = self._limit(sequence, length, max_tokens)
+        kept = self._checked_position(sequence, at)
+        limit = self._limit(sequence, kept + len(ids), max_tokens)
         if self._scheduler is not None:
             self._scheduler.remove(sequence)
+        if kept < len(sequence.tokens):
+            sequence.cut_back(kept)
         sequence.append_forced(ids)
         sequence.limit = limit
-        self._enqueue([row])
+        self._enqueue([number])
 
     @default_torch_settings()
-    def fork(self, row: int, n: int = 1, at: int | None = None, max_tokens: int | None = None) -> list[int]:
-        """Return ``n`` new rows that begin with a row's first ``at`` completion tokens (None: all so far).
+    def fork(self, number: int, n: int = 1, at: int | None = None, max_tokens: int | None = None) -> list[int]:
+        """Return ``n`` new sequences that begin with a sequence's first ``at`` completion tokens (None: all so far).
 
         Each has its own random numbers, keyed by (seed, request, number of the fork), so the same calls give the same
         tokens whatever else is sampled. The shared tokens are computed once.
         """
-        sequence = self._continuable(row)
+        sequence = self._continuable(number)
         if n < 1:
             raise ValueError(f"n is {n}; ask for at least 1 fork")
         self._read_back(sequence)
-        current = len(sequence.tokens)
-        length = current if at is None else at
-        if not 0 <= length <= current:
-            raise ValueError(f"at is {at}, but row {row} has {current} tokens; use a number from 0 to {current}")
+        current, length = len(sequence.tokens), self._checked_position(sequence, at)
         limit = self._limit(sequence, length, max_tokens)
         kv, stats = self._shared_kv(sequence, length), sequence.stats(length)
-        no_stop_spans = [(begin, min(end, length)) for begin, end in sequence.no_stop_spans if begin < length]
+        no_stop_spans = sequence.spans_without_stop(length)
         if length == current and sequence.stop is not None:
             no_stop_spans.append((length - 1, length))
-        rows = list(range(len(self._sequences), len(self._sequences) + n))
-        for index in rows:
+        numbers = list(range(len(self._sequences), len(self._sequences) + n))
+        for index in numbers:
             self._sequences.append(
                 SequenceState(
                     index,
                     sequence.prompt,
                     sequence.requests,
                     sequence.request,
-                    sequence.prompt_index,
-                    sequence.sample_index,
                     key=fork_key(sequence.key, sequence.forks),
                     limit=limit,
-                    curve=sequence.curve,
-                    stop_set=sequence.stop_set,
-                    bias_set=sequence.bias_set,
                     stat_types=sequence.stat_types,
                     tokens=sequence.tokens[:length],
                     stat_parts=[stats] if length else [],
                     no_stop_spans=list(no_stop_spans),
                     searched=length,
-                    parent=row,
+                    parent=number,
                     forked_at=length,
                     saved_kv=None if kv is None else kv.first(length, sequence.prompt.stored),
                 )
             )
-            self._strings.append(self._strings[row])
             sequence.forks += 1
         if kv is not None:
             kv.drop()
-        self._enqueue(rows)
-        return rows
+        self._enqueue(numbers)
+        return numbers
 
     @default_torch_settings()
-    def cancel(self, row: int) -> None:
-        """Stop sampling a row and free its memory. Its tokens so far stay readable."""
-        sequence = self._continuable(row)
+    def cancel(self, number: int) -> None:
+        """Stop sampling a sequence and free its memory. Its tokens so far stay readable."""
+        sequence = self._continuable(number)
         self._read_back(sequence)
         if self._scheduler is not None:
             self._scheduler.remove(sequence, keep=False)
@@ -229,26 +171,28 @@ class Session:
         sequence.discard_kv()
 
     @default_torch_settings()
-    def resume(self, row: int) -> None:
-        """Undo `cancel`: continue the row, computed again from its tokens."""
+    def resume(self, number: int) -> None:
+        """Undo `cancel`: continue the sequence, computed again from its tokens."""
         self._check_open()
-        sequence = self._sequence(row)
+        sequence = self._sequence(number)
         if not sequence.cancelled:
-            raise ValueError(f"row {row} was not cancelled; to continue a row that has ended, use extend({row}, [])")
+            raise ValueError(
+                f"sequence {number} was not cancelled; to continue one that has ended, use extend({number}, [])"
+            )
         sequence.cancelled = False
         if sequence.reason is None:
-            self._enqueue([row])
+            self._enqueue([number])
 
     @default_torch_settings()
     def read_back(self) -> None:
-        """Copy what all rows have sampled to the host at once, so that `rollout` does not wait for each row."""
+        """Copy what all sequences have sampled to the host at once, so that `rollout` does not wait for each."""
         if self._scheduler is not None:
-            self._scheduler.read_back_all()
+            self._scheduler.read_back()
 
     @default_torch_settings()
-    def rollout(self, row: int) -> Rollout:
-        """Return a row as it is now; `Rollout.finish_reason` is None if it has not ended."""
-        sequence = self._sequence(row)
+    def rollout(self, number: int) -> Rollout:
+        """Return a sequence as it is now; `Rollout.finish_reason` is None if it has not ended."""
+        sequence = self._sequence(number)
         if not self._closed:
             self._read_back(sequence)
         return sequence.rollout(self.engine.tokenizer)
@@ -257,7 +201,7 @@ class Session:
 
     @property
     def running(self) -> bool:
-        """True if a row is unfinished, or has ended without having been returned by `step`."""
+        """True if a sequence is unfinished, or has ended without having been returned by `step`."""
         return not self._closed and (self._unfinished or any(not s.cancelled for s in self._ended))
 
     @property
@@ -266,13 +210,13 @@ class Session:
 
     @default_torch_settings()
     def step(self, tokens: int | None = None, *, same_weights: bool = False) -> list[Rollout]:
-        """Sample until a row ends, or that many tokens per row, and return the rows that have ended.
+        """Sample until a sequence ends, or that many tokens per sequence, and return the sequences that have ended.
 
         ``same_weights`` states that the model has not changed since the last step, so that it need not be checked.
         """
         self._check_open()
         if tokens is not None and tokens < 1:
-            raise ValueError(f"tokens is {tokens}; use at least 1, or None to sample until a row ends")
+            raise ValueError(f"tokens is {tokens}; use at least 1, or None to sample until a sequence ends")
         if not same_weights:
             self._check_weights()
         self._run(lambda done: bool(self._ended) or (tokens is not None and done >= tokens), tokens)
@@ -281,7 +225,7 @@ class Session:
 
     @default_torch_settings()
     def run(self) -> None:
-        """Sample until every row has ended."""
+        """Sample until every sequence has ended."""
         self._check_open()
         self._check_weights()
         self._run(lambda _: False, None, ahead=True)
@@ -289,7 +233,7 @@ class Session:
 
     @default_torch_settings()
     def finished(self) -> list[Rollout]:
-        """Return the rows that have ended, in the order of their numbers, without cancelled ones."""
+        """Return the sequences that have ended, in the order of their numbers, without cancelled ones."""
         return [s.rollout(self.engine.tokenizer) for s in self._sequences if s.reason is not None and not s.cancelled]
 
     @default_torch_settings()
@@ -301,7 +245,7 @@ class Session:
             self._scheduler.move_out(keep=False)
             for sequence in self._sequences:
                 sequence.discard_kv()
-            self.engine.keep_memory(self._scheduler.memory)
+            self._scheduler.memory.clean()
         self._closed, self._scheduler = why, None
         self.engine.on_session_closed(self)
 
@@ -334,79 +278,59 @@ class Session:
                         done += steps
                         self.steps += steps
             except BaseException as error:
-                if not self._halve_rows(error):
-                    self._discard_device_state()
+                self._discard_device_state()
+                if not self._halve_slots(error):
                     raise
 
     def _discard_device_state(self) -> None:
         """Discard the scheduler after an interruption, as the device may hold half of a step.
 
-        Rows are computed again from their tokens.
+        Sequences are computed again from their tokens.
         """
-        if self._scheduler is None:
-            return
         for sequence in self._sequences:
             sequence.slot, sequence.saved_kv = -1, None
         self._scheduler = None
         self.engine.discard_memory()
 
-    def _halve_rows(self, error: BaseException) -> bool:
-        """Use half the rows and half the memory after a failed allocation, once; return whether to try again.
-
-        Rows are computed again from their tokens.
-        """
-        scheduler, plan = self._scheduler, self.engine.plan
+    def _halve_slots(self, error: BaseException) -> bool:
+        """Use half the slots and half the memory after a failed allocation, once; return whether to try again."""
+        plan = self.engine.plan
         out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-        if not out_of_memory or self._max_rows is not None or plan is None or plan.slots < 2:
+        if not out_of_memory or self._max_slots is not None or plan is None or plan.slots < 2:
             return False
-        self._max_rows = plan.slots // 2
-        logger.warning("memory ran out with %d rows; continuing with %d", plan.slots, self._max_rows)
-        if scheduler is not None:
-            scheduler.move_out(keep=False)
-            scheduler.discard_memory()
-        self._scheduler = None
-        self.engine.discard_memory()
+        self._max_slots = plan.slots // 2
+        logger.warning("memory ran out with %d sequences; continuing with %d", plan.slots, self._max_slots)
         return True
 
     def _prepare_scheduler(self) -> Scheduler:
-        """Return the scheduler, with memory that is large enough for all unfinished rows."""
+        """Return the scheduler, with memory that is large enough for all unfinished sequences."""
         engine, live = self.engine, [s for s in self._sequences if s.reason is None and not s.cancelled]
         scheduler = self._scheduler
-        needs = {
-            "requests": len(live),
-            "prompts": len({id(s.prompt) for s in live}),
-            "prompt_tokens": max(len(s.prompt.tokens) for s in live),
-            "tokens": max(s.limit for s in live),
-        }
-        max_slots = engine.most_rows() if self._max_rows is None else self._max_rows
-        if scheduler is not None and scheduler.runner.plan.holds(scheduler.slots, max_slots, **needs):
-            if self._active.logprobs != scheduler.active.logprobs:  # the statistics are allocated again
-                scheduler.move_out()
-            scheduler.active, scheduler.certain = self._active, self._certain
-            self._tables.put(scheduler.runner, self._active)
+        needs = MemoryNeeds(
+            requests=len(live),
+            prompts=len({id(s.prompt) for s in live}),
+            prompt_tokens=max(len(s.prompt.tokens) for s in live),
+            tokens=max(s.limit for s in live),
+        )
+        max_slots = engine.most_slots() if self._max_slots is None else self._max_slots
+        if scheduler is not None and scheduler.runner.plan.holds(scheduler.slots, max_slots, needs):
             return scheduler
         if scheduler is None:
-            scheduler = Scheduler(self._sequences, engine.tokenizer, self._strings, self._keep, self._end)
-            memory = engine.kept_memory()
+            scheduler = Scheduler(self._requests, self._sequences, engine.tokenizer, self._keep, self._end)
+            memory = None
             scheduler.enqueue(*live)
         else:
-            needs["requests"] = max(needs["requests"], 2 * scheduler.slots)
+            needs = needs._replace(requests=max(needs.requests, 2 * scheduler.slots))
             scheduler.move_out()
             memory = scheduler.memory
-        runner, slots = engine.prepare(self._active, rows=self._max_rows, table_bytes=self._tables.bytes, **needs)
-        self._tables.put(runner, self._active)
+        runner, slots = engine.prepare(self._active, needs, self._max_slots)
         scheduler.move_in(runner, slots, self._active, memory)
-        self._scheduler, scheduler.certain = scheduler, self._certain
+        self._scheduler = scheduler
         return scheduler
 
-    @property
-    def _certain(self) -> bool:
-        """True if rows end only at their limits, apart from errors."""
-        return not any(self._tables.stops) and not any(self._strings)
-
-    def _enqueue(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            sequence = self._sequences[row]
+    def _enqueue(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            sequence = self._sequences[number]
             sequence.reason, sequence.stop, sequence.error = None, None, ""
             if sequence in self._ended:  # not returned yet
                 self._ended.remove(sequence)
@@ -431,7 +355,7 @@ class Session:
             raise RuntimeError(f"this session is no longer open: {self._closed}; open another with Engine.open")
 
     def _check_weights(self) -> None:
-        """Close the session and raise `RuntimeError` if its rows began with other weights."""
+        """Close the session and raise `RuntimeError` if its sequences began with other weights."""
         if not self._unfinished:
             return
         version = self.engine.version()
@@ -440,19 +364,19 @@ class Session:
             self._check_open()
         self._weights = version
 
-    def _sequence(self, row: int) -> SequenceState:
-        if not 0 <= row < len(self._sequences):
-            raise ValueError(f"unknown row {row}; the session has rows 0 to {len(self._sequences) - 1}")
-        return self._sequences[row]
+    def _sequence(self, number: int) -> SequenceState:
+        if not 0 <= number < len(self._sequences):
+            raise ValueError(f"unknown sequence {number}; the session has sequences 0 to {len(self._sequences) - 1}")
+        return self._sequences[number]
 
-    def _continuable(self, row: int) -> SequenceState:
-        """Return a row's sequence; raise `ValueError` if it was cancelled or ended with an error."""
+    def _continuable(self, number: int) -> SequenceState:
+        """Return a sequence's sequence; raise `ValueError` if it was cancelled or ended with an error."""
         self._check_open()
-        sequence = self._sequence(row)
+        sequence = self._sequence(number)
         if sequence.cancelled:
-            raise ValueError(f"row {row} was cancelled; fork or extend another one")
+            raise ValueError(f"sequence {number} was cancelled; fork or extend another one")
         if sequence.reason == "error":
-            raise ValueError(f"row {row} ended with an error and cannot be continued: {sequence.error}")
+            raise ValueError(f"sequence {number} ended with an error and cannot be continued: {sequence.error}")
         return sequence
 
     def _read_back(self, sequence: SequenceState) -> None:
@@ -460,39 +384,48 @@ class Session:
             self._scheduler.read_back(sequence)
 
     def _shared_kv(self, sequence: SequenceState, length: int) -> Any:
-        """Return the keys and values of a row's first tokens for its forks, or None if there are none."""
+        """Return the keys and values of a sequence's first tokens for its forks, or None if there are none."""
         if length == 0 or self._scheduler is None:
             return None
         if sequence.slot >= 0:
             return self._scheduler.memory.keep(sequence.slot, sequence, length)
         return None if sequence.saved_kv is None else sequence.saved_kv.first(length, sequence.prompt.stored)
 
-    def _tokens(self, row: int, tokens: str | Sequence[int]) -> list[int]:
-        """Return tokens to extend a row with as ids; raise `ValueError` if the model does not know them."""
+    def _tokens(self, number: int, tokens: str | Sequence[int]) -> list[int]:
+        """Return tokens to extend a sequence with as ids; raise `ValueError` if the model does not know them."""
         if isinstance(tokens, str):
             if self.engine.tokenizer is None:
                 raise ValueError("the engine has no tokenizer; give token ids")
             tokens = plain_tokens(self.engine.tokenizer, tokens)
-        ids, vocab = token_list(f"the extension of row {row}", tokens), self.engine.input_vocab()
+        ids, vocab = token_list(f"the extension of sequence {number}", tokens), self.engine.input_vocab()
         wrong = [token for token in ids if not 0 <= token < vocab]
         if wrong:
             raise ValueError(
-                f"row {row} cannot be extended with token id {wrong[0]}; the model has ids from 0 to {vocab - 1}"
+                f"sequence {number} cannot be extended with token {wrong[0]}; the model has ids from 0 to {vocab - 1}"
             )
         return ids
 
+    def _checked_position(self, sequence: SequenceState, at: int | None) -> int:
+        """Return the position ``at`` in a completion, or its end; raise `ValueError` if it has fewer tokens."""
+        current = len(sequence.tokens)
+        if at is not None and not 0 <= at <= current:
+            raise ValueError(
+                f"at is {at}, but sequence {sequence.index} has {current} tokens; use a number from 0 to {current}"
+            )
+        return current if at is None else at
+
     def _limit(self, sequence: SequenceState, length: int, max_tokens: int | None) -> int:
-        """Return the token limit of a row that has ``length`` tokens now; raise `ValueError` if those are too many."""
+        """Return the token limit of a sequence that has ``length`` tokens; raise `ValueError` if those are too many."""
         context, prompt = self.engine.context(), len(sequence.prompt.tokens)
         if context is not None and prompt + length > context:
             raise ValueError(
-                f"row {sequence.index} would have {prompt + length} tokens with its prompt, but the model's context is "
-                f"{context}; extend it by at most {max(0, context - prompt - len(sequence.tokens))} tokens"
+                f"sequence {sequence.index} would have {prompt + length} tokens with its prompt, but the model's "
+                f"context is {context}; extend it by at most {max(0, context - prompt - len(sequence.tokens))} tokens"
             )
         limit = sequence.limit if max_tokens is None else max_tokens
         if limit < 1 or length > limit:
             raise ValueError(
-                f"row {sequence.index} would have {length} tokens, but its limit is {limit}; give fewer tokens, or "
-                f"max_tokens={length + 64}"
+                f"sequence {sequence.index} would have {length} tokens, but its limit is {limit}; give fewer tokens, "
+                f"or max_tokens={length + 64}"
             )
         return limit if context is None else min(limit, context - prompt)

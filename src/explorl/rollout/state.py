@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-TOKEN, POSITION, STEP, LIMIT, STATUS, KEY, TOP_K, PROMPT, OFFSET, CURVE, STOP_SET, BIAS_SET = range(12)
+from explorl.rollout.sampling.params import Active
+
+TOKEN, POSITION, STEP, LIMIT, STATUS, KEY, TOP_K, OFFSET, CURVE, STOP_SET = range(10)
 """Rows of `SlotState.ints`: next input token, its position, tokens sampled so far, most tokens, status, random key,
-top-k, prompt entry, the number of tokens in that entry, and the slot's rows in `curves`, `stops` and `bias`."""
+top-k, the number of stored prompt tokens, and the slot's rows in `curves` and `stops`."""
 TEMPERATURE, TOP_P, MIN_P, REPETITION, BOTTOM_P, FREQUENCY = range(6)
 """Rows of `SlotState.reals`."""
 STATE_REALS = {
@@ -53,7 +55,7 @@ class SlotState:
 
     def __init__(self, slots: int, tokens: int, vocab: int, device: torch.device) -> None:
         self.slots, self.tokens, self.vocab = slots, tokens, vocab
-        self.ints = torch.zeros(12, slots, dtype=torch.int64, device=device)
+        self.ints = torch.zeros(STOP_SET + 1, slots, dtype=torch.int64, device=device)
         self.ints[STATUS] = IDLE
         self.reals = torch.ones(len(STATE_REALS), slots, dtype=torch.float64, device=device)
         self.out_ints = torch.zeros(2, slots, tokens, dtype=torch.int32, device=device)
@@ -66,17 +68,11 @@ class SlotState:
         """Temperatures by position, (curves, tokens)."""
         self.out_mass: Tensor | None = None
         """Mass of the min-p set at each sampled token, 0 if the token is not in the set."""
-        self.bias: Tensor | None = None
-        """Rows (sets, vocab) that are added to the logits."""
-        self.top_ids: Tensor | None = None
-        """The most likely tokens (slots, tokens, k) at each position."""
-        self.top_logps: Tensor | None = None
-        """Their log π."""
 
     @staticmethod
     def bytes(slots: int, tokens: int) -> int:
         """Return the memory that the state takes, without the tensors that are allocated on demand."""
-        return slots * (12 * 8 + len(STATE_REALS) * 8 + tokens * 5 * 4) + STOP_SLOTS * 8
+        return slots * ((STOP_SET + 1) * 8 + len(STATE_REALS) * 8 + tokens * 5 * 4) + STOP_SLOTS * 8
 
     def set_stops(self, sets: Sequence[Sequence[int]]) -> bool:
         """Store the sets of stop tokens, and return whether their address has changed."""
@@ -111,34 +107,12 @@ class SlotState:
         step = self.ints[STEP].clamp(max=self.tokens - 1)
         self.reals[TEMPERATURE] = self.curves[self.ints[CURVE], step]
 
-    def allocate_mass(self) -> None:
-        """Allocate the mass of the min-p set."""
-        if self.out_mass is None:
+    def allocate(self, active: Active) -> None:
+        """Allocate what these steps of sampling need."""
+        if active.min_p_mass and self.out_mass is None:
             self.out_mass = torch.zeros_like(self.out_reals[0])
-
-    def allocate_seen(self) -> None:
-        """Allocate the table of tokens that slots have seen."""
-        if self.seen is None:
+        if active.repetition and self.seen is None:
             self.seen = torch.zeros(self.slots, self.vocab, dtype=torch.bool, device=self.ints.device)
-
-    def set_bias(self, rows: Tensor | None) -> bool:
-        """Store what is added to the logits, and return whether its address has changed."""
-        if rows is None:
-            return False
-        moved = self.bias is None or len(rows) > len(self.bias)
-        if self.bias is None or moved:
-            self.bias = torch.zeros(rows.shape, device=self.ints.device)
-        self.bias[: len(rows)] = rows
-        return moved
-
-    def allocate_tops(self, k: int) -> bool:
-        """Allocate the k most likely tokens of each position, and return whether their address has changed."""
-        if k == (0 if self.top_ids is None else self.top_ids.shape[-1]):
-            return False
-        shape, device = (self.slots, self.tokens, k), self.ints.device
-        ids, logps = torch.zeros(shape, dtype=torch.int32, device=device), torch.zeros(shape, device=device)
-        self.top_ids, self.top_logps = (ids, logps) if k else (None, None)
-        return True
 
     def admit(self, slots: np.ndarray, ints: np.ndarray, reals: np.ndarray) -> Tensor:
         """Start sequences in these slots, each with one column of ``ints`` and ``reals``.
@@ -165,7 +139,6 @@ class SlotState:
 
     def mark_seen(self, slots: Tensor, token_ids: Sequence[Sequence[int]]) -> None:
         """Mark the tokens of each slot's prompt and completion as seen, and no others."""
-        self.allocate_seen()
         assert self.seen is not None
         self.seen[slots] = False
         rows = np.repeat(np.arange(len(token_ids)), [len(ids) for ids in token_ids])
@@ -181,9 +154,6 @@ class SlotState:
         self.ints[:, there], self.reals[:, there] = ints, reals
         self.out_ints[:, there, :steps] = self.out_ints[:, here, :steps]
         self.out_reals[:, there, :steps] = self.out_reals[:, here, :steps]
-        for tops in (self.top_ids, self.top_logps):
-            if tops is not None:
-                tops[there, :steps] = tops[here, :steps]
         if self.seen is not None:
             self.seen[there] = self.seen[here]
         if self.out_mass is not None:

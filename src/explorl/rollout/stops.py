@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from explorl.rollout.state import RUNNING, STOPPED
+from explorl.rollout.readback import Download
+from explorl.rollout.state import RUNNING, STOPPED, upload
 
 EVERY = 8
 """New tokens after which a slot's text is searched again: decoding it costs more than a few tokens too many."""
@@ -23,6 +23,7 @@ HALF = "\N{REPLACEMENT CHARACTER}"
 """Text of a token that holds only a part of a character."""
 BLOCK = 32
 """Tokens of a whole completion that are searched at once."""
+_UNKNOWN = -1
 
 
 def first_stop(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
@@ -38,17 +39,13 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 class StopStrings:
-    """Finds the strings that end a completion.
+    """Finds the strings that end a completion. ``strings`` are those of each request."""
 
-    ``strings`` are those of each request; the list may grow.
-    """
-
-    def __init__(self, strings: Sequence[Sequence[str]], tokenizer: Any, slots: int) -> None:
+    def __init__(self, strings: Sequence[Sequence[str]], tokenizer: Any, slots: int = 0) -> None:
         self.strings, self.tokenizer = strings, tokenizer
-        self.checked = np.zeros(slots, dtype=np.int64)
-        """Number of tokens of each slot that have been searched."""
-        self.floor = np.zeros(slots, dtype=np.int64)
-        """Number of tokens of each slot in which no string may begin: those up to the last forced one."""
+        self.request, self.checked, self.floor = np.zeros((3, slots), dtype=np.int64)
+        """Of each slot: its request, the tokens that have been searched, and the tokens in which no string may begin,
+        which are those up to the last forced one."""
 
     @cached_property
     def special(self) -> frozenset[int]:
@@ -67,32 +64,24 @@ class StopStrings:
         """Number of tokens that have a text; a model may have more."""
         return len(self.tokenizer)
 
-    def start(self, slots: np.ndarray, checked: Any = 0, floor: Any = 0) -> None:
+    def start(self, slots: np.ndarray, requests: Any, checked: Any = 0, floor: Any = 0) -> None:
         """Set what has been searched in slots that have a new sequence."""
-        self.checked[slots], self.floor[slots] = checked, floor
+        self.request[slots], self.checked[slots], self.floor[slots] = requests, checked, floor
 
     def find(
-        self,
-        busy: np.ndarray,
-        owner: np.ndarray,
-        steps: np.ndarray,
-        status: np.ndarray,
-        tokens: Tensor,
-        every: int = EVERY,
+        self, busy: np.ndarray, steps: np.ndarray, status: np.ndarray, tokens: Tensor, every: int = EVERY
     ) -> dict[int, tuple[int, str]]:
         """Mark slots whose text contains a stop string as stopped, and return where it ends, and the string, for each.
 
-        ``owner`` is the request in each slot. A running slot is searched if it has ``every`` new tokens.
+        A running slot is searched if it has ``every`` new tokens.
         """
         stopped: dict[int, tuple[int, str]] = {}
-        if not any(self.strings):
-            return stopped
         due = busy[(status[busy] != RUNNING) | (steps[busy] - self.checked[busy] >= every)]
         if len(due) == 0:
             return stopped
-        sampled = tokens[torch.from_numpy(due).to(tokens.device), : int(steps[due].max())].cpu().numpy()
+        sampled = Download(tokens[upload(due, tokens.device), : int(steps[due].max())]).wait()[0].numpy()
         for slot, row in zip(due.tolist(), sampled, strict=True):
-            end = self.cut(int(owner[slot]), row[: steps[slot]], int(self.checked[slot]), int(self.floor[slot]))
+            end = self.cut(int(self.request[slot]), row[: steps[slot]], int(self.checked[slot]), int(self.floor[slot]))
             self.checked[slot] = steps[slot]
             if end is not None:
                 stopped[slot] = end
@@ -154,3 +143,36 @@ class StopStrings:
         yield self.tokenizer.decode(tokens)
         if not self.special.isdisjoint(tokens):
             yield self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+class StopTokens:
+    """Knows which of ``vocab`` tokens may complete a stop string; ``strings`` are those of each request.
+
+    A text is searched when such a token is sampled instead of after every token. The result does not depend on it:
+    `StopStrings` searches every text after a few tokens anyway, for strings that end in another way, such as with a
+    space that a tokenizer puts between two tokens. This only saves the tokens that would be sampled until then.
+    """
+
+    def __init__(self, strings: Sequence[Sequence[str]], tokenizer: Any, vocab: int) -> None:
+        self._tokenizer, self._vocab = tokenizer, vocab
+        sets: dict[tuple[str, ...], int] = {}
+        self._set_of = np.array([sets.setdefault(tuple(texts), len(sets)) for texts in strings])
+        """The set of stop strings of each request."""
+        self._last_characters = [{text[-1] for text in texts} for texts in sets]
+        self._table = np.full((len(sets), vocab), _UNKNOWN, dtype=np.int8)
+
+    def among(self, requests: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Return which tokens may complete a stop string of the request that sampled them.
+
+        False for tokens beyond ``vocab``, which some models can read but not sample.
+        """
+        valid = tokens < self._vocab
+        sets, tokens = self._set_of[requests], np.where(valid, tokens, 0)
+        unknown = self._table[sets, tokens] == _UNKNOWN
+        for index, token in zip(sets[unknown].tolist(), tokens[unknown].tolist(), strict=True):
+            self._table[index, token] = self._may_complete(self._last_characters[index], token)
+        return valid & (self._table[sets, tokens] == 1)
+
+    def _may_complete(self, last_characters: set[str], token: int) -> bool:
+        text = self._tokenizer.decode([token]) if last_characters else ""
+        return HALF in text or not last_characters.isdisjoint(text)

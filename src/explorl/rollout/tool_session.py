@@ -1,26 +1,27 @@
-"""`ToolSession`: sampling of rows that call a tool, which the caller can interrupt; see `explorl.rollout.tool_use`."""
+"""`ToolSession`: sampling of sequences that call a tool, which the caller can interrupt; see
+`explorl.rollout.tool_use`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from types import TracebackType
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
 
 import torch
 
+from explorl.modeling.precision import default_torch_settings
 from explorl.rollout.engine import Engine
 from explorl.rollout.requests import Prompt
 from explorl.rollout.rollouts import Rollout, ToolCall
 from explorl.rollout.sampling import SamplingParams
-from explorl.rollout.sampling.constraints import spread
-from explorl.rollout.session import plain_tokens
-from explorl.rollout.tool_listener import PoolListener, leave_processors, processors
-from explorl.rollout.tool_spans import LONGEST_CLOSING, open_call_in_prompt
-from explorl.rollout.tools import check_stops, find_call, output_block
+from explorl.rollout.sampling.params import spread
+from explorl.rollout.session import Session, plain_tokens
+from explorl.rollout.tools import LONGEST_CLOSING, check_stops, find_call, open_call_in_prompt, output_block
 from explorl.sandbox.interpreter import Call, CellResult, Interpreter
 from explorl.sandbox.interpreter_pool import InterpreterPool
 
@@ -28,27 +29,27 @@ if TYPE_CHECKING:
     from explorl.rollout.tool_use import ToolUse
 
 STEPS = 8
-"""Tokens per row between two checks of running calls. Rows whose outputs have come continue together, as computing one
-output takes nearly as long as computing several."""
+"""Tokens per sequence between two checks of running calls. Sequences whose outputs have come continue together, as
+computing one output takes nearly as long as computing several."""
 _GPU_DIVISOR = 4
-"""If no row can be decoded on a GPU, wait for one in this many of the waiting rows before sampling…"""
+"""If no sequence can be decoded on a GPU, wait for one in this many of the waiting sequences before sampling…"""
 _NEXT_OUTPUT, _NEXT_OUTPUT_BUSY = 0.02, 0.25
 """… as long as outputs follow each other within these seconds. The second applies while there are more calls than
 processors, which are then busy anyway."""
 _POLL = 0.05
 """Seconds to wait for a call before checking again, if there is nothing else to do."""
+_REST = 0.005
+"""Seconds for which the listener leaves Python's interpreter lock to the sampling thread."""
 
 
 _CALLING_SHARES: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
-"""Share of the rows with allowed calls that did call in an engine's last session."""
+"""Share of the sequences with allowed calls that did call in an engine's last session."""
 
 
 @dataclass(eq=False)
 class _Transcript:
     """A rollout in flight with its calls."""
 
-    row: int
-    """Its row in the engine's session."""
     limit: int
     """Most tokens."""
     allowed: int
@@ -59,8 +60,6 @@ class _Transcript:
     interpreter: Interpreter | None = None
     replay: list[str] = field(default_factory=list)
     """Code that restores the variables it had when it was forked; run before its first call."""
-    parent: int | None = None
-    forked_at: int | None = None
     ended: bool = False
 
     @property
@@ -75,23 +74,21 @@ class _Transcript:
 
 @dataclass(frozen=True)
 class _CallStop:
-    """Where a row stops to make a call."""
+    """Where a sequence stops to make a call."""
 
     source: str
     keep: int
-    """Number of tokens of the row that are kept."""
+    """Number of tokens of the sequence that are kept."""
     text: str
     """Its text up to the end of the call, and the white space after it."""
     missing: str
     """The end of that text which the kept tokens do not contain."""
 
 
-class ToolSession:
-    """Rows that call a tool, which the caller can interrupt as in `explorl.rollout.session`.
+class ToolSession(Session):
+    """A session whose sequences call a tool. `step` returns a sequence when it has ended with all its calls."""
 
-    Rows are numbered in the order of the requests, followed by forks.
-    """
-
+    @default_torch_settings()
     def __init__(
         self,
         engine: Engine,
@@ -105,7 +102,7 @@ class ToolSession:
     ) -> None:
         tools.check(engine.tokenizer)
         params = params or SamplingParams()
-        self.engine, self.tool = engine, tools.tool
+        self.tool = tools.tool
         self.seed = params.seed if params.seed is not None else int(torch.randint(2**62, ()).item())
         allowed = tools.calls(uses, len(prompts) * n)
         user_stops = spread("stop", params.stop, len(prompts), n)
@@ -113,129 +110,100 @@ class ToolSession:
         stops = [
             [*texts, self.tool.fence.stop] if calls else texts for texts, calls in zip(user_stops, allowed, strict=True)
         ]
-        with ExitStack() as closing:
-            self._pool = closing.enter_context(tools.pool()) if pool is None else pool
-            self._listener = closing.enter_context(PoolListener(self._pool))
-            self._session = closing.enter_context(engine.open(prompts, n, replace(params, stop=stops, seed=self.seed)))
-            self._closing = closing.pop_all()
-        self.prompt_ids = self._session.prompt_ids
-        limits = self._limits(params, n)
-        prompt_keys = [tuple(ids) for ids in self.prompt_ids]
+        params = replace(params, stop=stops, seed=self.seed)
+        requests = engine.requests(prompts, n, params)
+        prompt_keys = [tuple(ids) for ids in requests.prompts]
         open_calls = {ids: open_call_in_prompt(ids, engine.tokenizer, self.tool) for ids in set(prompt_keys)}
         self._transcripts = [
-            _Transcript(row, limit, calls, open_calls[prompt_keys[row // n]])
-            for row, (limit, calls) in enumerate(zip(limits, allowed, strict=True))
+            _Transcript(limit, calls, open_calls[prompt_keys[number // n]])
+            for number, (limit, calls) in enumerate(zip(requests.rows["max_tokens"].tolist(), allowed, strict=True))
         ]
         self._waiting: dict[int, tuple[_CallStop, Call]] = {}
-        """Running calls by row."""
-        self._ended: list[int] = []
-        """Rows that have ended and that `step` has not returned yet."""
+        """Running calls by sequence."""
+        self._completed: list[int] = []
+        """Sequences that have ended with all their calls and that `step` has not returned yet."""
         self._last_check = 0
         """`Session.steps` when the calls were last checked."""
         self._callers = 0
         """Number of interpreters that were opened."""
         self._on_cpu = next(engine.model.parameters()).device.type == "cpu"
         self._calling_share = _CALLING_SHARES.get(engine, 0.0)
+        with ExitStack() as closing:
+            self._pool = closing.enter_context(tools.pool()) if pool is None else pool
+            self._listener = closing.enter_context(PoolListener(self._pool))
+            super().__init__(engine, requests, params)
+            self._closing = closing.pop_all()
         self._prestart()
         self._listener.wanted.set()
 
-    def _limits(self, params: SamplingParams, n: int) -> list[int]:
-        """Return the most tokens of each row."""
-        limits, context = params.rows(len(self.prompt_ids), n)["max_tokens"].tolist(), self.engine.context()
-        if context is None:
-            return [int(limit) for limit in limits]
-        return [min(int(limit), context - len(self.prompt_ids[row // n])) for row, limit in enumerate(limits)]
-
     @property
     def running(self) -> bool:
-        """True if a row is unfinished or waits for a call."""
-        return bool(self._waiting) or self._session.running
+        """True if a sequence is unfinished or waits for a call."""
+        return bool(self._waiting) or super().running
 
     def run(self) -> None:
-        """Sample until every row has ended."""
+        """Sample until every sequence has ended."""
         self._advance(None)
         while self.running:
             self._advance(None, same_weights=True)
 
-    def step(self, tokens: int | None = None) -> list[Rollout]:
-        """Sample until a row has ended with all its calls, or up to that many tokens per row; return what has ended."""
-        self._advance(tokens)
-        while not self._ended and tokens is None and self.running:
+    def step(self, tokens: int | None = None, *, same_weights: bool = False) -> list[Rollout]:
+        """Sample until a sequence has ended with all its calls, or that many tokens per sequence; return what ended."""
+        self._advance(tokens, same_weights)
+        while not self._completed and tokens is None and self.running:
             self._advance(None, same_weights=True)
-        ended, self._ended = self._ended, []
-        return [self.rollout(index) for index in ended]
+        ended, self._completed = self._completed, []
+        return [self.rollout(number) for number in ended]
 
-    def rollout(self, index: int) -> Rollout:
-        """Return a row as it is now."""
-        transcript = self._transcripts[index]
-        return replace(
-            self._session.rollout(transcript.row),
-            request=index,
-            calls=tuple(transcript.calls),
-            parent=transcript.parent,
-            forked_at=transcript.forked_at,
-        )
+    def rollout(self, number: int) -> Rollout:
+        """Return a sequence as it is now."""
+        return replace(super().rollout(number), calls=tuple(self._transcripts[number].calls))
 
     def rollouts(self) -> list[Rollout]:
-        """Return all rows as they are now."""
-        return [self.rollout(index) for index in range(len(self._transcripts))]
+        """Return all sequences as they are now."""
+        return [self.rollout(number) for number in range(len(self._transcripts))]
 
-    def calls(self, index: int) -> tuple[ToolCall, ...]:
-        """Return the calls of a row that have their output."""
-        return tuple(self._transcripts[index].calls)
+    def is_waiting(self, number: int) -> bool:
+        """Return whether a stopped sequence may be continued: it waits for a call, or was not searched for one yet."""
+        return number in self._waiting or not self._transcripts[number].ended
 
-    def is_waiting(self, index: int) -> bool:
-        """Return whether a stopped row may be continued: it waits for a call, or was not searched for one yet."""
-        return index in self._waiting or not self._transcripts[index].ended
-
-    def fork(self, index: int, n: int = 1, at: int | None = None) -> list[int]:
-        """Fork a row as `Session.fork` does.
+    def fork(self, number: int, n: int = 1, at: int | None = None, max_tokens: int | None = None) -> list[int]:
+        """Fork a sequence as `Session.fork` does.
 
         A fork has the calls up to that position, and runs them again before its own first call. If they used random
         numbers or the clock, the result may differ.
         """
-        transcript = self._transcripts[index]
-        if index in self._waiting and (at is None or at > self._waiting[index][0].keep):
-            raise ValueError(f"row {index} waits for a call; fork it at {self._waiting[index][0].keep} tokens or fewer")
+        transcript = self._transcripts[number]
+        if number in self._waiting and (at is None or at > self._waiting[number][0].keep):
+            keep = self._waiting[number][0].keep
+            raise ValueError(f"sequence {number} waits for a call; fork it at {keep} tokens or fewer")
         calls = [call for call in transcript.calls if at is None or call.begin < at]
         if calls and at is not None and at < calls[-1].end:
-            raise ValueError(f"at is {at}, inside an output of row {index}; use {calls[-1].begin} or {calls[-1].end}")
-        length = len(self._session.rollout(transcript.row)) if at is None else at
-        rows = self._session.fork(transcript.row, n, at, transcript.limit)
-        forks = list(range(len(self._transcripts), len(self._transcripts) + n))
-        for row in rows:
+            good = f"{calls[-1].begin} or {calls[-1].end}"
+            raise ValueError(f"at is {at}, inside an output of sequence {number}; use {good}")
+        limit = transcript.limit if max_tokens is None else max_tokens
+        numbers = super().fork(number, n, at, limit)
+        replay = _variable_sources(calls)
+        for _ in numbers:
             self._transcripts.append(
-                _Transcript(
-                    row,
-                    transcript.limit,
-                    transcript.allowed,
-                    transcript.open_call,
-                    calls=[*calls],
-                    replay=_variable_sources(calls),
-                    parent=index,
-                    forked_at=length,
-                )
+                _Transcript(limit, transcript.allowed, transcript.open_call, calls=[*calls], replay=replay)
             )
-        return forks
+        return numbers
 
-    def cancel(self, index: int) -> None:
-        """Cancel a row together with its running call."""
-        self._waiting.pop(index, None)
-        self._session.cancel(self._transcripts[index].row)
-        self._end(index)
-        self._ended = [ended for ended in self._ended if ended != index]
+    def cancel(self, number: int) -> None:
+        """Cancel a sequence together with its running call."""
+        self._waiting.pop(number, None)
+        super().cancel(number)
+        self._end_row(number)
+        self._completed = [ended for ended in self._completed if ended != number]
 
-    def resume(self, index: int) -> None:
-        """Undo `cancel` of a row that had not begun."""
-        self._session.resume(self._transcripts[index].row)
-        self._transcripts[index].ended = False
+    def resume(self, number: int) -> None:
+        """Undo `cancel` of a sequence that had not begun."""
+        super().resume(number)
+        self._transcripts[number].ended = False
 
-    def read_back(self) -> None:
-        """Read back all rows as `Session.read_back` does."""
-        self._session.read_back()
-
-    def close(self) -> None:
-        """Close all interpreters and the engine's session. What was sampled stays readable."""
+    def close(self, why: str = "it was closed") -> None:
+        """Close all interpreters and the session. What was sampled stays readable."""
         if count := sum(transcript.allowed > 0 for transcript in self._transcripts):
             _CALLING_SHARES[self.engine] = min(1.0, self._callers / count)
         for transcript in self._transcripts:
@@ -244,15 +212,10 @@ class ToolSession:
         self._waiting.clear()
         with suppress(ValueError):  # the pool has been closed
             self._pool.expect(0)
-        self._closing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        try:
+            super().close(why)
+        finally:
+            self._closing.close()
 
     # One round: sample, find calls, append the outputs of finished calls
 
@@ -260,26 +223,24 @@ class ToolSession:
         max_tokens = tokens
         busy = len(self._waiting) or int(self._pool.starting)
         if busy:
-            max_tokens = max(1, min(tokens or STEPS, self._last_check + STEPS - self._session.steps))
+            max_tokens = max(1, min(tokens or STEPS, self._last_check + STEPS - self.steps))
         with leave_processors(busy):
-            stopped = self._session.step(max_tokens, same_weights=same_weights)
-        index = {transcript.row: index for index, transcript in enumerate(self._transcripts)}
+            stopped = super().step(max_tokens, same_weights=same_weights)
         callers = self._callers
         for rollout in stopped:
-            if rollout.request in index:
-                self._handle_stop(index[rollout.request], rollout)
+            self._handle_stop(rollout)
         if self._callers > callers:
             self._prestart()
-        if self._waiting and not self._session.running:
+        if self._waiting and not super().running:
             self._wait_for_outputs()
-        if not self._session.running or self._session.steps >= self._last_check + STEPS:
+        if not super().running or self.steps >= self._last_check + STEPS:
             self._append_outputs()
 
     def _prestart(self) -> None:
-        """Start interpreters in advance for rows that will probably call.
+        """Start interpreters in advance for sequences that will probably call.
 
-        Their number is that of the calls so far, or that of the engine's last session, so that rows of a policy that
-        does not call cost nothing.
+        Their number is that of the calls so far, or that of the engine's last session, so that sequences of a policy
+        that does not call cost nothing.
         """
         may_call = [transcript for transcript in self._transcripts if transcript.allowed]
         expected = math.ceil(self._calling_share * len(may_call)) - self._callers
@@ -287,10 +248,10 @@ class ToolSession:
         self._pool.expect(min(silent, max(expected, self._callers)))
 
     def _wait_for_outputs(self) -> None:
-        """Wait for the first output, and for others that follow it quickly, when no row can be decoded.
+        """Wait for the first output, and for others that follow it quickly, when no sequence can be decoded.
 
-        On a CPU all outputs are waited for: calls need the processors that would sample, and a step of a few rows takes
-        nearly as long as a step of many.
+        On a CPU all outputs are waited for: calls need the processors that would sample, and a step of a few sequences
+        takes nearly as long as a step of many.
         """
         self._listener.wanted.clear()
         if not self._done():
@@ -302,26 +263,27 @@ class ToolSession:
         self._listener.wanted.set()
 
     def _append_outputs(self) -> None:
-        """Continue the rows whose calls are done."""
-        self._last_check = self._session.steps
+        """Continue the sequences whose calls are done."""
+        self._last_check = self.steps
         self._pool.poll(0.0)  # the listener may be late, or have failed
-        for index in self._done():
-            stop, call = self._waiting.pop(index)
-            self._append_output(index, stop, call.result())
+        for number in self._done():
+            stop, call = self._waiting.pop(number)
+            self._append_output(number, stop, call.result())
         if not self._waiting and not self._pool.starting:
             self._listener.wanted.clear()
 
     def _done(self) -> list[int]:
-        """Return the rows whose calls are done."""
-        return [index for index, (_, call) in self._waiting.items() if call.done]
+        """Return the sequences whose calls are done."""
+        return [number for number, (_, call) in self._waiting.items() if call.done]
 
-    def _handle_stop(self, index: int, rollout: Rollout) -> None:
-        """Run the call of a row that has stopped, continue the row, or end it.
+    def _handle_stop(self, rollout: Rollout) -> None:
+        """Run the call of a sequence that has stopped, continue the sequence, or end it.
 
-        The text that ends a call may be split over tokens: of four backticks, three may come first. Such a row is
+        The text that ends a call may be split over tokens: of four backticks, three may come first. Such a sequence is
         continued by one token at a time, so that nothing is sampled after a call that has not been noticed.
         """
-        transcript, mark = self._transcripts[index], self.tool.fence.stop
+        number, mark = rollout.request, self.tool.fence.stop
+        transcript = self._transcripts[number]
         if transcript.ended:
             return
         final = rollout.finish_reason == "error" or not transcript.allowed
@@ -329,15 +291,15 @@ class ToolSession:
         tokens = rollout.token_ids if rollout.stop in (None, mark) else rollout.token_ids[:-1]
         stop = None if final else self._find_call(transcript, tokens)
         if stop is not None and stop.keep < transcript.limit:
-            self._run_call(index, stop)
+            self._run_call(number, stop)
             return
         single_step = rollout.finish_reason == "length" and len(rollout) < transcript.limit
         if (rollout.stop == mark and not final) or single_step:
             limit = len(rollout) + 1 if self._may_close(transcript, rollout.token_ids) else transcript.limit
-            self._session.extend(transcript.row, [], min(limit, transcript.limit))
+            self.extend(number, [], min(limit, transcript.limit))
             if len(rollout) < transcript.limit:
                 return
-        self._end(index)
+        self._end_row(number)
 
     def _may_close(self, transcript: _Transcript, tokens: list[int]) -> bool:
         """Return whether more of the text that every call ends with would close an open call here."""
@@ -345,13 +307,13 @@ class ToolSession:
         return find_call(text, self.tool, self._start(transcript, tokens)) is not None
 
     def _start(self, transcript: _Transcript, tokens: list[int]) -> int:
-        """Return from where in a row's text, after the call that its prompt has opened, calls are searched for."""
+        """Return from where in a sequence's text, after the call that its prompt has opened, calls are searched for."""
         if not transcript.search_start:
             return 0
         return len(transcript.open_call + self._decode(tokens[: transcript.search_start]))
 
     def _find_call(self, transcript: _Transcript, tokens: list[int]) -> _CallStop | None:
-        """Return the first complete call of a row and how many tokens there are up to its end, or None."""
+        """Return the first complete call of a sequence and how many tokens there are up to its end, or None."""
 
         def text_of(length: int) -> str:
             return transcript.open_call + self._decode(tokens[:length])
@@ -370,42 +332,38 @@ class ToolSession:
         )
         return _CallStop(call.source, keep, call_text, call_text[len(kept_text) :])
 
-    def _run_call(self, index: int, stop: _CallStop) -> None:
-        """Start a call, or append a refusal if the row has no calls left."""
-        transcript = self._transcripts[index]
+    def _run_call(self, number: int, stop: _CallStop) -> None:
+        """Start a call, or append a refusal if the sequence has no calls left."""
+        transcript = self._transcripts[number]
         if transcript.calls_left <= 0:
             refused = CellResult("refused", f"no calls are left: {transcript.allowed} were allowed\n")
-            self._append_output(index, stop, refused)
+            self._append_output(number, stop, refused)
             return
         if transcript.interpreter is None:
             transcript.interpreter = self._pool.open()
             self._callers += 1
             transcript.interpreter.replay(transcript.replay)
-        self._waiting[index] = stop, transcript.interpreter.submit(stop.source)
+        self._waiting[number] = stop, transcript.interpreter.submit(stop.source)
         self._listener.wanted.set()
 
-    def _append_output(self, index: int, stop: _CallStop, result: CellResult) -> None:
-        """Append a call's output to a row and continue the row, as far as its limit allows."""
-        transcript = self._transcripts[index]
+    def _append_output(self, number: int, stop: _CallStop, result: CellResult) -> None:
+        """Append a call's output to a sequence and continue the sequence, as far as its limit allows."""
+        transcript = self._transcripts[number]
         block, empty = (output_block(r, self.tool, stop.text) for r in (result, CellResult("ok", "")))
         room = transcript.limit - stop.keep
         tokens = plain_tokens(self.engine.tokenizer, stop.missing + block)[:room]
-        if stop.keep < len(self._session.rollout(transcript.row)):
-            (shorter,) = self._session.fork(transcript.row, at=stop.keep, max_tokens=transcript.limit)
-            self._session.cancel(transcript.row)
-            transcript.row = shorter
-        self._session.extend(transcript.row, tokens, transcript.limit)
+        self.extend(number, tokens, transcript.limit, at=stop.keep)
         end = stop.keep + len(tokens)
         transcript.calls.append(
             ToolCall(stop.source, result.status, result.text, stop.keep, end, result.seconds, stop.missing + empty)
         )
         if end >= transcript.limit:
-            self._end(index)
+            self._end_row(number)
 
-    def _end(self, index: int) -> None:
-        transcript = self._transcripts[index]
+    def _end_row(self, number: int) -> None:
+        transcript = self._transcripts[number]
         if not transcript.ended:
-            self._ended.append(index)
+            self._completed.append(number)
         transcript.ended = True
         if transcript.interpreter is not None:
             transcript.interpreter.close()
@@ -424,3 +382,54 @@ def _variable_sources(calls: Sequence[ToolCall]) -> list[str]:
         elif call.status != "refused":
             sources.clear()
     return sources
+
+
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def leave_processors(calls: int) -> Iterator[None]:
+    """Leave a processor to each running call, up to half of those that torch computes on.
+
+    Torch's threads wait for each other in busy loops: if a call delays one of them, the others waste the time.
+    """
+    threads = torch.get_num_threads()
+    if not calls or threads == 1:
+        yield
+        return
+    torch.set_num_threads(threads - min(calls, threads // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class PoolListener:
+    """A thread that polls a pool, which starts interpreters and passes on calls and results, while the caller samples.
+
+    If polling fails here, it fails in the session too, which polls as well and reports the error.
+    """
+
+    def __init__(self, pool: InterpreterPool) -> None:
+        self._pool, self.wanted, self._stop = pool, Event(), Event()
+        self._thread = Thread(target=self._listen, name="explorl tool calls", daemon=True)
+
+    def _listen(self) -> None:
+        while not self._stop.is_set():
+            self.wanted.wait()
+            try:
+                self._pool.poll(0.05)
+            except (ValueError, OSError):  # the pool was closed
+                return
+            self._stop.wait(_REST)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self.wanted.set()
+        self._thread.join()

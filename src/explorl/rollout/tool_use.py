@@ -1,18 +1,18 @@
-"""Generation with a tool: rows stop where they call it, wait for its output, and continue after it.
+"""Generation with a tool: sequences stop where they call it, wait for its output, and continue after it.
 
     tools = ToolUse(python_tool(max_calls=3))
     rollouts = generate_with_tools(engine, prompts, n=4, params=SamplingParams(max_tokens=512), tools=tools)
     rollouts[0].calls                               # (ToolCall(source="print(6 * 7)\\n", status="ok", …), …)
     rollouts[0].sampled                             # False on the tool's output
 
-While a call runs, the other rows are sampled. Every row has its own interpreter, from its first call until the row
-ends, so that a program cannot affect other rows.
+While a call runs, the other sequences are sampled. Every sequence has its own interpreter, from its first call until
+the sequence ends, so that a program cannot affect other sequences.
 
 Limits: ``max_tokens`` includes outputs, because they fill the context too. An output that does not fit is cut off, and
-the row ends by its length. A row without calls left gets a message instead of an output, and continues.
+the sequence ends by its length. A sequence without calls left gets a message instead of an output, and continues.
 
-Tokens: a row stops with the token that completes its call. If that token contains more than the end of the call and
-white space, it is removed, and the end of the call is added with the output, as tokens that were not sampled.
+Tokens: a sequence stops with the token that completes its call. If that token contains more than the end of the call
+and white space, it is removed, and the end of the call is added with the output, as tokens that were not sampled.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ToolUse:
         check_stops(stops, self.tool)
 
     def calls(self, uses: Sequence[int] | None, rows: int) -> list[int]:
-        """Return how many calls each row may make: ``uses`` after a check, or as many as the tool allows."""
+        """Return how many calls each sequence may make: ``uses`` after a check, or as many as the tool allows."""
         max_calls = self.tool.max_calls
         if uses is None:
             return [max_calls] * rows

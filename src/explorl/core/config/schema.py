@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from explorl.core.config.checks import check_precision, has_accelerator
+from explorl.core.sampling_ranges import RANGES
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -128,15 +129,15 @@ class TaskSettings(Section):
 class RolloutSettings(Section):
     """Sampling of completions during training."""
 
-    temperature: Annotated[float, Field(ge=1e-6, le=100)] = 0.6
+    temperature: Annotated[float, Field(**RANGES["temperature"].bounds)] = 0.6
     """Sampling temperature; the training pass divides the logits by it too."""
-    top_p: Fraction = 1.0
+    top_p: Annotated[float, Field(**RANGES["top_p"].bounds)] = 1.0
     """Sample only from the most likely tokens with this total probability; 1 keeps all."""
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_k: Annotated[int, Field(**RANGES["top_k"].bounds)] = 0
     """Sample only from this many of the most likely tokens; 0 keeps all."""
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    min_p: Annotated[float, Field(**RANGES["min_p"].bounds)] = 0.0
     """Drop tokens less likely than this share of the most likely token's probability; 0 keeps all."""
-    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    repetition_penalty: Annotated[float, Field(**RANGES["repetition_penalty"].bounds)] = 1.0
     """Values above 1 make tokens less likely that have occurred in the prompt or the completion; 1 changes nothing."""
     max_tokens: Count = 1024
     """Maximum length of a completion in tokens, also in evaluations during training."""

@@ -11,7 +11,6 @@ numbers (`explorl.rollout.sampling.rng`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -20,22 +19,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.rollout.sampling import bottom_p_cut, rng, warp_min_p, warp_top_k, warp_top_p
-from explorl.rollout.sampling.sample import Coin
+from explorl.core.sampling_ranges import RANGES, Range
+from explorl.rollout.sampling import bottom_p_cut, rng
+from explorl.rollout.sampling.params import is_temperature
+from explorl.rollout.sampling.sample import Coin, truncate
 
 PREFIX = "explorl_"
 
-_GOOD: Mapping[str, tuple[str, Any]] = {
-    "top_k": ("a whole number ≥ 0 such as 50", lambda v: v >= 0 and float(v).is_integer()),
-    "top_p": ("a number in (0, 1] such as 0.9", lambda v: 0 < v <= 1),
-    "min_p": ("a number in [0, 1] such as 0.05", lambda v: 0 <= v <= 1),
-    "bottom_p": ("a number in (0, 1] such as 0.9", lambda v: 0 < v <= 1),
-    "bottom_p_frequency": ("a number in [0, 1] such as 0.5", lambda v: 0 <= v <= 1),
-    "bottom_p_per_sequence": ("0 or 1", lambda v: v in (0, 1)),
-    "key": ("a whole number of 64 bits", lambda v: float(v).is_integer() and -(2**63) <= v < 2**63),
+_RANGES: Mapping[str, Range] = {
+    **RANGES,
+    "bottom_p_per_sequence": Range("0 or 1", 0, 1, whole=True),
+    "only": Range("a token id such as 13", -1, whole=True),
+    "key": Range("a whole number of 64 bits", -(2**63), 2**63 - 1, whole=True),
 }
 _OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "bottom_p": 1.0, "temperatures": (), "only": -1}
-_WHOLE = ("top_k", "bottom_p_per_sequence", "key")
 
 
 @dataclass(frozen=True)
@@ -96,25 +93,14 @@ def _value(name: str, value: Any) -> Any:
             not isinstance(value, Sequence)
             or isinstance(value, str)
             or not value
-            or not all(map(_is_temperature, value))
+            or not all(map(is_temperature, value))
         ):
             raise ValueError(f"{PREFIX}temperatures is {value!r}; use temperatures from 1e-6 to 100 such as [1.2, 1.0]")
         return tuple(float(temperature) for temperature in value)
-    if name == "only":
-        good, ok = "a token id such as 13", lambda v: v >= -1 and float(v).is_integer()
-    else:
-        good, ok = _GOOD[name]
-    if not _is_number(value) or not ok(value):
-        raise ValueError(f"{PREFIX}{name} is {value!r}; use {good}")
-    return int(value) if name in _WHOLE or name == "only" else float(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_temperature(value: Any) -> bool:
-    return _is_number(value) and 1e-6 <= value <= 100
+    allowed = _RANGES[name]
+    if not allowed.includes(value):
+        raise ValueError(f"{PREFIX}{name} is {value!r}; use {allowed.good}")
+    return int(value) if allowed.whole else float(value)
 
 
 class LogQ(NamedTuple):
@@ -187,13 +173,8 @@ class Chains(NamedTuple):
         self, scores: Float[Tensor, "rows vocab"], rate: Float[Tensor, " rows"] | None
     ) -> tuple[Bool[Tensor, "rows vocab"], Bool[Tensor, "rows vocab"], Float[Tensor, " rows"]]:
         """Return what is removed before bottom-p, what bottom-p removes of the rest, and the mass of that."""
-        ranked = scores.float()
-        if "top_k" in self.active:
-            ranked = warp_top_k(ranked, self.top_k)
-        if "top_p" in self.active:
-            ranked = warp_top_p(ranked, self.top_p, rate)
-        if "min_p" in self.active:
-            ranked = warp_min_p(ranked, self.min_p, rate)
+        cuts = {name: getattr(self, name) if name in self.active else None for name in ("top_k", "top_p", "min_p")}
+        ranked = truncate(scores.float(), **cuts, rate=rate)
         gone = ranked == -torch.inf
         if "bottom_p" not in self.active:
             return gone, torch.zeros_like(gone), torch.zeros_like(self.bottom_p)

@@ -11,10 +11,10 @@ import torch
 
 from explorl.rollout.requests import eos_token_ids, prompt_token_ids
 from explorl.rollout.sampling import SamplingParams
-from explorl.rollout.sampling.constraints import bias_tables, is_per_request
+from explorl.rollout.sampling.params import is_per_request
 from explorl.rollout.stops import StopStrings, first_stop
 
-LISTS = ("stop", "stop_token_ids", "banned_tokens", "allowed_tokens")
+LISTS = ("stop", "stop_token_ids")
 """Parameters whose single value is a list."""
 
 
@@ -38,16 +38,11 @@ def _check(params: SamplingParams) -> None:
             raise ValueError(
                 f"{field.name} has one value per request, but model.generate takes one for all; give one value"
             )
-    if params.logprobs:
-        raise ValueError(f"logprobs is {params.logprobs}, but model.generate does not record any; leave it None")
 
 
 def _options(model: Any, params: SamplingParams) -> dict[str, Any]:
     """Return the arguments of `model.generate` that sample in the order of `explorl.rollout.sampling`."""
-    from explorl.rollout.backends.processors import (  # imports transformers, which takes seconds
-        BansLogitsProcessor,
-        BottomPLogitsProcessor,
-    )
+    from explorl.rollout.backends.processors import BottomPLogitsProcessor  # imports transformers, which takes seconds
 
     options: dict[str, Any] = {
         "max_new_tokens": params.max_tokens,
@@ -55,14 +50,6 @@ def _options(model: Any, params: SamplingParams) -> dict[str, Any]:
         "do_sample": params.temperature != 0,
     }
     processors: list[Any] = []
-    bias: Any = params.logit_bias
-    if bias:  # applied before the repetition penalty, unlike a custom processor
-        options["sequence_bias"] = {(token,): float(amount) for token, amount in bias.items()}
-    if params.constrained:
-        head = model.get_output_embeddings()
-        outputs = int(model.config.vocab_size if head is None else head.weight.shape[0])
-        table, _ = bias_tables([bias], [params.banned_tokens], [params.allowed_tokens], outputs)  # type: ignore[list-item]
-        processors.append(BansLogitsProcessor(torch.from_numpy(table[0] == -np.inf)))
     warpers = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p}
     if options["do_sample"] and params.bottom_p != 1:  # bottom-p comes last, so our processor applies the others too
         bottom_p_options: Any = {"frequency": params.bottom_p_frequency, "per": params.bottom_p_per, **warpers}
@@ -96,7 +83,7 @@ def generate(
     requests = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(n)]
     stop_ids: Any = params.stop_token_ids
     ends = set(eos_token_ids(model, tokenizer) if stop_ids is None else stop_ids)
-    stops = StopStrings([params.stop], tokenizer, 1)  # type: ignore[list-item]
+    stops = StopStrings([params.stop], tokenizer)  # type: ignore[list-item]
     options = _options(model, params) | {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": sorted(ends) or [-1]}
     was_training = model.training
     model.eval()

@@ -1,22 +1,15 @@
-"""Logits processors for `model.generate`: bottom-p for its users, and bans for our own calls."""
+"""A logits processor for `model.generate`: bottom-p."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from explorl.rollout.sampling import (
-    SamplingParams,
-    warp_bottom_p,
-    warp_min_p,
-    warp_temperature,
-    warp_top_k,
-    warp_top_p,
-)
+from explorl.rollout.sampling import SamplingParams, warp_bottom_p, warp_temperature
+from explorl.rollout.sampling.sample import truncate
 
 
 class BottomPLogitsProcessor(LogitsProcessor):
@@ -57,16 +50,11 @@ class BottomPLogitsProcessor(LogitsProcessor):
         self._length = 0
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        p = self.params
+        p: Any = self.params
         logits: Tensor = scores
         if p.temperature != 1:
-            logits = warp_temperature(logits, p.temperature)  # type: ignore[arg-type]
-        if p.top_k:
-            logits = warp_top_k(logits, p.top_k)  # type: ignore[arg-type]
-        if p.top_p != 1:
-            logits = warp_top_p(logits, p.top_p)  # type: ignore[arg-type]
-        if p.min_p:
-            logits = warp_min_p(logits, p.min_p)  # type: ignore[arg-type]
+            logits = warp_temperature(logits, p.temperature)
+        logits = truncate(logits, p.top_k or None, None if p.top_p == 1 else p.top_p, p.min_p or None)
         return warp_bottom_p(logits, p.bottom_p, self._apply(input_ids, scores))  # type: ignore
 
     def _apply(self, input_ids: Tensor, scores: Tensor) -> Tensor | None:
@@ -81,13 +69,3 @@ class BottomPLogitsProcessor(LogitsProcessor):
             numbers = torch.rand(rows, generator=self.generator, device=scores.device)
             self._chosen = numbers < self.frequency
         return self._chosen
-
-
-class BansLogitsProcessor(LogitsProcessor):
-    """Prevents tokens from being sampled."""
-
-    def __init__(self, banned: Bool[Tensor, " vocab"]) -> None:
-        self.banned = banned
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        return scores.masked_fill(self.banned.to(scores.device), -torch.inf)  # type: ignore[return-value]

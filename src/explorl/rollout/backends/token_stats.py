@@ -1,7 +1,7 @@
 """Token statistics of completions from another sampler: one pass of the training model, a block of logits at a time.
 
     log π at the request's temperature, entropy and branching factor at 1      `answer_records`
-    log q in the distribution that the request was sampled from                bias → repetition penalty → `chain`
+    log q in the distribution that the request was sampled from                repetition penalty → `chain`
 
 The other sampler's logits are close to the model's, but not equal to the last bit. The model is what is trained, so the
 statistics are the model's.
@@ -121,8 +121,6 @@ class _SamplingLogps:
         self.chains = Chains.of(chains, device)
         self.penalty = torch.from_numpy(requests.rows["repetition_penalty"]).to(device)
         self.penalised = bool((self.penalty != 1).any())
-        self.bias = None if requests.bias is None else torch.from_numpy(requests.bias).to(device)
-        self.bias_set = torch.from_numpy(requests.bias_set).to(device)
         self.cuts = any(not chain.idle for chain in chains)
         self.logq = torch.zeros(len(ids), completion, device=device)
         self.coin = torch.zeros(len(ids), completion, device=device)
@@ -130,14 +128,12 @@ class _SamplingLogps:
     @property
     def needed(self) -> bool:
         """True if log q differs from log π."""
-        return self.cuts or self.penalised or self.bias is not None
+        return self.cuts or self.penalised
 
     def __call__(self, row: Tensor, column: Tensor, logits: Tensor) -> None:
         """Store log q of the tokens at (row, column), whose logits these are."""
         device = self.temperature.device
         row, column, scores = row.to(device), column.to(device), logits.detach().to(device, torch.float32, copy=True)
-        if self.bias is not None:
-            scores = scores + self.bias[self.bias_set[row]]
         if self.penalised:
             scores = warp_repetition(scores, self._seen(row, column, scores.shape[-1]), self.penalty[row])
         rate = 1.0 / self.temperature[row, column]

@@ -31,7 +31,6 @@ from explorl.rollout.backends.vllm_requests import VllmCompletion, build_chains,
 from explorl.rollout.requests import Prompt, Requests, eos_token_ids, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.sampling import SamplingParams
-from explorl.rollout.sampling.constraints import spread
 from explorl.rollout.stops import StopStrings
 
 AT_ONCE = 64
@@ -124,9 +123,6 @@ class VllmServer:
 
     def _sample_one(self, prompt: Sequence[int], options: dict[str, Any]) -> VllmCompletion:
         arguments = {name: value for name, value in options.items() if name not in ("extra_args", "detokenize")}
-        arguments["logit_bias"] = {
-            str(token): amount for token, amount in options.get("logit_bias", {}).items()
-        } or None
         payload = {
             "model": self.client.model,
             "prompt": list(prompt),
@@ -230,13 +226,6 @@ class VllmEngine:
             seed=seed,
         )
 
-    def options(self, requests: Requests, params: SamplingParams, chains: Sequence[Chain]) -> list[dict[str, Any]]:
-        """Return the arguments of vLLM's `SamplingParams` for each request."""
-        prompts, n = len(requests.prompts), requests.n
-        allowed = spread("allowed_tokens", params.allowed_tokens, prompts, n)
-        biases = spread("logit_bias", params.logit_bias, prompts, n)
-        return request_options(requests, params, chains, allowed, biases)
-
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -261,7 +250,7 @@ class VllmEngine:
         chains = build_chains(requests, params)
         self.check(chains)
         repeated = [prompt for prompt in requests.prompts for _ in range(n)]
-        return self.rollouts(requests, chains, self.sampler.sample(repeated, self.options(requests, params, chains)))
+        return self.rollouts(requests, chains, self.sampler.sample(repeated, request_options(requests, params, chains)))
 
     def check(self, chains: Sequence[Chain]) -> None:
         """Raise `VllmError` if vLLM would not apply these chains; it is tested once."""
@@ -279,7 +268,7 @@ class VllmEngine:
         failed = [c for c in completions if c.reason not in ("stop", "length") or not c.token_ids]
         if failed:
             raise VllmError(f"vLLM ended {len(failed)} of {len(completions)} requests with {failed[0].reason!r}")
-        stops = StopStrings(requests.stops, self.tokenizer, 1)
+        stops = StopStrings(requests.stops, self.tokenizer)
         ends = [stops.cut(i, np.array(completion.token_ids)) for i, completion in enumerate(completions)]
         tokens = [
             completion.token_ids[: None if end is None else end[0]]
@@ -299,7 +288,9 @@ class VllmEngine:
     def _rollout(
         self, requests: Requests, i: int, ids: list[int], reason: str, stop: str | None, stats: RecomputedStats
     ) -> Rollout:
-        ended = stop is not None or (reason == "stop" and ids[-1] in requests.stop_sets[int(requests.stop_set[i])])
+        ended = stop is not None or (
+            reason == "stop" and ids[-1] in requests.stop_sets[int(requests.rows["stop_set"][i])]
+        )
         size = len(ids)
         return Rollout(
             request=i,

@@ -8,10 +8,7 @@ from typing import Any, NamedTuple
 from explorl.rollout.backends.chain import Chain
 from explorl.rollout.requests import Requests
 from explorl.rollout.sampling import SamplingParams, rng
-from explorl.rollout.sampling.constraints import is_per_request
 
-LARGEST_BIAS = 100.0
-"""vLLM clips larger ones."""
 TEMPERATURES = 1e-2, 2.0
 """Range that vLLM divides by. Outside of it the logits processor does, except for 0, which is greedy."""
 
@@ -29,17 +26,6 @@ def refuse(params: SamplingParams) -> None:
     """Raise `ValueError` for parameters that vLLM does not support, and name an alternative."""
     if params.min_p_mass is not None:
         raise ValueError(f"min_p_mass is {params.min_p_mass}, which vLLM does not record; sample with engine='explorl'")
-    if params.logprobs:
-        raise ValueError(
-            f"logprobs is {params.logprobs}, but with vLLM only the sampled token is recorded; leave it None, or "
-            "sample with engine='explorl'"
-        )
-    if params.banned_tokens:
-        raise ValueError("banned_tokens is not supported by vLLM; give allowed_tokens, or use engine='explorl'")
-    biases: Any = params.logit_bias if is_per_request(params.logit_bias) else [params.logit_bias or {}]
-    strong = [amount for bias in biases for amount in bias.values() if abs(amount) > LARGEST_BIAS]
-    if strong:
-        raise ValueError(f"logit_bias has {strong[0]}, but vLLM goes up to {LARGEST_BIAS:g}; give allowed_tokens")
 
 
 def build_chains(requests: Requests, params: SamplingParams) -> list[Chain]:
@@ -68,9 +54,7 @@ def build_chains(requests: Requests, params: SamplingParams) -> list[Chain]:
     return chains
 
 
-def request_options(
-    requests: Requests, params: SamplingParams, chains: Sequence[Chain], allowed: Sequence[Any], biases: Sequence[Any]
-) -> list[dict[str, Any]]:
+def request_options(requests: Requests, params: SamplingParams, chains: Sequence[Chain]) -> list[dict[str, Any]]:
     """Return the arguments of vLLM's `SamplingParams` for each request.
 
     If `SamplingParams.seed` is set, vLLM samples each request with its own stream of random numbers, and the same call
@@ -89,17 +73,13 @@ def request_options(
             "max_tokens": int(rows["max_tokens"][i]),
             "stop": list(requests.stops[i]),
             "include_stop_str_in_output": True,
-            "stop_token_ids": list(requests.stop_sets[int(requests.stop_set[i])]),
+            "stop_token_ids": list(requests.stop_sets[int(rows["stop_set"][i])]),
             "ignore_eos": True,  # stop_token_ids contains it if needed
             "logprobs": 0,
             "detokenize": bool(requests.stops[i]),
         }
         if params.seed is not None:
             options["seed"] = int(keys[i]) & (2**62 - 1)
-        if allowed[i] is not None:
-            options["allowed_token_ids"] = list(allowed[i])
-        if biases[i]:
-            options["logit_bias"] = dict(biases[i])
         if extra := chain.extra_args():
             options["extra_args"] = extra
         arguments.append(options)

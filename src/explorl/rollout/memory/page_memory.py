@@ -1,6 +1,6 @@
 """`PageMemory` decides which sequence owns which pages.
 
-Pages are reference-counted: the samples of a prompt share its full pages, and forks share those of their origin. Only
+Pages are reference-counted: the sequences of a prompt share its full pages, and forks share those of their origin. Only
 the last page of a sequence, which is still written to, is copied. So memory grows with the number of tokens. Prompts
 and sequences that are not being decoded keep their pages until others need them; the least recently used are reclaimed
 first. If that is not enough, the youngest sequence is evicted and recomputed from its tokens later.
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from explorl.rollout.memory.cache import Layout
 from explorl.rollout.memory.pages import BLANK, RESERVED_PAGES, pages_for
-from explorl.rollout.memory.sharing import Layout
-from explorl.rollout.sequences import PromptTokens, SequenceState
+from explorl.rollout.requests import PromptTokens, SequenceState
 
 
 class RetainedPages:
@@ -41,9 +41,7 @@ class RetainedPages:
 
 
 class PageMemory:
-    """Allocates pages to samples and computes the keys and values that are not stored yet."""
-
-    shares = False
+    """Allocates pages to sequences and computes the keys and values that are not stored yet."""
 
     def __init__(self, runner: Any, slots: int) -> None:
         self.runner, self.cache, self.page = runner, runner.cache, runner.cache.page
@@ -122,33 +120,33 @@ class PageMemory:
         self._stale = True
 
     def _make_room(self, count: int, protected: Sequence[SequenceState] = ()) -> bool:
-        """Reclaim pages until ``count`` are free, sparing ``protected`` samples; return whether there are enough."""
+        """Reclaim pages until ``count`` are free, sparing ``protected`` sequences; return whether there are enough."""
         while self.free_count < count and self._reclaim(protected):
             pass
         return self.free_count >= count
 
     def _reclaim(self, protected: Sequence[SequenceState]) -> bool:
-        """Drop the pages of one prompt or sample that is not being decoded; return False if there is none."""
-        needed = {sample.prompt for sample in protected if sample.saved_kv is None}
+        """Drop the pages of one prompt or sequence that is not being decoded; return False if there is none."""
+        needed = {sequence.prompt for sequence in protected if sequence.saved_kv is None}
         for prompt, pages in self.prompts.items():
             if prompt not in needed:
                 del self.prompts[prompt]
                 self.release(pages)
                 return True
-        for index, sample in self.resting.items():
+        for index, sequence in self.resting.items():
             del self.resting[index]
-            sample.discard_kv()
+            sequence.discard_kv()
             return True
-        for sample in reversed(self.waiting):
-            if sample.saved_kv is not None and sample not in protected:
-                sample.discard_kv()
+        for sequence in reversed(self.waiting):
+            if sequence.saved_kv is not None and sequence not in protected:
+                sequence.discard_kv()
                 return True
         return False
 
     # Slots
 
     def admit(self, waiting: Sequence[SequenceState], most: int) -> list[SequenceState]:
-        """Return the first waiting samples that fit into memory now, with their prompts computed.
+        """Return the first waiting sequences that fit into memory now, with their prompts computed.
 
         One page per running sequence stays free. Otherwise the next page that one needs would evict another.
         """
@@ -157,26 +155,26 @@ class PageMemory:
         admitted: list[SequenceState] = []
         total = 0
         new_prompts: dict[PromptTokens, None] = {}
-        for sample in waiting[:most]:
-            stored = sample.prompt.stored if sample.saved_kv is None else sample.saved_kv.length
-            needed = pages_for(sample.prompt.stored + len(sample.tokens) + 1, self.page) - stored // self.page
-            from_prompt = sample.saved_kv is None and sample.prompt not in new_prompts
-            if from_prompt and sample.prompt not in self.prompts:
-                needed += pages_for(sample.prompt.stored, self.page)
+        for sequence in waiting[:most]:
+            stored = sequence.prompt.stored if sequence.saved_kv is None else sequence.saved_kv.length
+            needed = pages_for(sequence.prompt.stored + len(sequence.tokens) + 1, self.page) - stored // self.page
+            from_prompt = sequence.saved_kv is None and sequence.prompt not in new_prompts
+            if from_prompt and sequence.prompt not in self.prompts:
+                needed += pages_for(sequence.prompt.stored, self.page)
             spare = busy + len(admitted)
-            if total + needed + spare > self.free_count and not self._fits(sample, admitted, total + needed, spare):
+            if total + needed + spare > self.free_count and not self._fits(sequence, admitted, total + needed, spare):
                 break
             if from_prompt:
-                new_prompts[sample.prompt] = None
+                new_prompts[sequence.prompt] = None
             total += needed
-            admitted.append(sample)
+            admitted.append(sequence)
         self._prefill(list(new_prompts))
         return admitted
 
-    def _fits(self, sample: SequenceState, admitted: Sequence[SequenceState], needed: int, spare: int) -> bool:
-        """Reclaim pages until a sample fits beside the admitted ones; return whether it does."""
-        return self._make_room(needed + spare, [*admitted, sample]) or (
-            spare == 0 and self._make_room(needed, [sample])
+    def _fits(self, sequence: SequenceState, admitted: Sequence[SequenceState], needed: int, spare: int) -> bool:
+        """Reclaim pages until a sequence fits beside the admitted ones; return whether it does."""
+        return self._make_room(needed + spare, [*admitted, sequence]) or (
+            spare == 0 and self._make_room(needed, [sequence])
         )
 
     def _prefill(self, prompts: Sequence[PromptTokens]) -> None:
@@ -187,14 +185,14 @@ class PageMemory:
         if new:
             self.runner.prefill([self.prompts[prompt] for prompt in new], [prompt.tokens for prompt in new])
 
-    def start(self, slots: np.ndarray, samples: Sequence[SequenceState]) -> np.ndarray:
-        """Put samples that `admit` returned into slots."""
+    def start(self, slots: np.ndarray, sequences: Sequence[SequenceState]) -> None:
+        """Put sequences that `admit` returned into slots."""
         stored = np.zeros(len(slots), dtype=np.int64)
         self.page_counts[slots] = 0
         shared: list[np.ndarray] = []
         copied = np.full(len(slots), BLANK)
-        """The page that each sample copies after its full ones."""
-        for members, pages, length in _stored_beginnings(samples, self.prompts):
+        """The page that each sequence copies after its full ones."""
+        for members, pages, length in _stored_beginnings(sequences, self.prompts):
             full = length // self.page
             stored[members] = length
             self.tables[slots[members], :full] = pages[:full]
@@ -204,27 +202,26 @@ class PageMemory:
                 copied[members] = pages[full]
         if shared:
             self.retain(np.concatenate(shared))
-        lengths = np.array([sample.prompt.stored + len(sample.tokens) for sample in samples])
+        lengths = np.array([sequence.prompt.stored + len(sequence.tokens) for sequence in sequences])
         full_pages = self.page_counts[slots]
         self._grow(slots, pages_for(lengths + 1, self.page) - full_pages)
         copies = np.flatnonzero(copied != BLANK)
         if len(copies):
             self.cache.copy(copied[copies], self.tables[slots[copies], full_pages[copies]])
-        for sample in samples:
-            sample.discard_kv()
+        for sequence in sequences:
+            sequence.discard_kv()
         incomplete = np.flatnonzero(stored < lengths)
         if len(incomplete):
-            ids = [samples[i].ids[stored[i] : lengths[i]] for i in incomplete.tolist()]
+            ids = [sequences[i].ids[stored[i] : lengths[i]] for i in incomplete.tolist()]
             self.runner.extend([self._pages(slot) for slot in slots[incomplete]], stored[incomplete].tolist(), ids)
-        return np.zeros(len(slots), dtype=np.int64)
 
     def _pages(self, slot: int) -> np.ndarray:
         """Return the pages of a slot."""
         return self.tables[slot, : self.page_counts[slot]]
 
-    def keep(self, slot: int, sample: SequenceState, tokens: int) -> RetainedPages:
+    def keep(self, slot: int, sequence: SequenceState, tokens: int) -> RetainedPages:
         """Return the retained keys and values of a slot's first ``tokens`` completion tokens."""
-        length = sample.prompt.stored + tokens
+        length = sequence.prompt.stored + tokens
         return RetainedPages(self, self.tables[slot, : pages_for(length, self.page)], length)
 
     def evict(self, slots: np.ndarray, broken: np.ndarray) -> None:
@@ -241,11 +238,17 @@ class PageMemory:
                 self.release(prompt_pages)
 
     def reserve(self, slots: np.ndarray, tokens: np.ndarray) -> bool:
-        """Allocate pages for ``tokens`` tokens in each slot; return False if a sequence has to be evicted first."""
+        """Allocate pages for ``tokens`` tokens in each slot, and publish the tables on the device.
+
+        Return False if a sequence has to be evicted first.
+        """
         missing = np.maximum(pages_for(tokens, self.page) - self.page_counts[slots], 0)
         if not self._make_room(int(missing.sum())):
             return False
         self._grow(slots, missing)
+        if self._stale:
+            self.cache.put_tables(self.tables)
+            self._stale = False
         return True
 
     def clean(self) -> None:
@@ -256,26 +259,12 @@ class PageMemory:
 
     # Decoding
 
-    def length(self, positions: np.ndarray, completions: np.ndarray) -> int:
-        """Return the number of columns that the longest sequence has filled."""
-        return int(positions.max())
-
-    def layout(self, slots: np.ndarray) -> Layout:
-        """Return the rows and slots of the next steps."""
+    def layout(self, slots: np.ndarray, positions: np.ndarray, completions: np.ndarray) -> Layout:
+        """Return the rows and slots of the next steps, given how many tokens the slots have."""
         rows = int(slots[-1]) + 1
-        return Layout(rows, rows, None, None)
+        return Layout(rows, rows, int(positions.max()))
 
-    def publish(self) -> None:
-        """Copy changed tables to the device."""
-        if self._stale:
-            self.cache.put_tables(self.tables)
-            self._stale = False
-
-    def split(self, steps: int) -> np.ndarray | None:
-        """Return None: every slot has its own row."""
-        return None
-
-    def move_slots(self, source: np.ndarray, target: np.ndarray, steps: int) -> None:
+    def move_slots(self, source: np.ndarray, target: np.ndarray) -> None:
         """Move sequences from ``source`` slots to ``target`` slots."""
         for values, empty in ((self.tables, BLANK), (self.page_counts, 0)):
             moved = values[source]
@@ -283,19 +272,16 @@ class PageMemory:
             values[target] = moved
         self._stale = True
 
-    def compact(self, steps: int, slots: int) -> None:
-        """Do nothing: rows are slots, so there are no gaps between rows to close."""
-
 
 def _stored_beginnings(
-    samples: Sequence[SequenceState], prompts: Mapping[PromptTokens, np.ndarray]
+    sequences: Sequence[SequenceState], prompts: Mapping[PromptTokens, np.ndarray]
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yield indices of samples, the pages they begin with (retained or of their prompt), and the tokens in these."""
+    """Yield indices of sequences, the pages they begin with (retained or of their prompt), and the tokens in these."""
     by_prompt: dict[PromptTokens, list[int]] = {}
-    for i, sample in enumerate(samples):
-        if sample.saved_kv is not None:
-            yield np.array([i]), sample.saved_kv.pages, sample.saved_kv.length
+    for i, sequence in enumerate(sequences):
+        if sequence.saved_kv is not None:
+            yield np.array([i]), sequence.saved_kv.pages, sequence.saved_kv.length
         else:
-            by_prompt.setdefault(sample.prompt, []).append(i)
+            by_prompt.setdefault(sequence.prompt, []).append(i)
     for prompt, members in by_prompt.items():
         yield np.array(members), prompts[prompt], prompt.stored

@@ -9,7 +9,7 @@ so one CUDA graph works for all of them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from explorl.modeling.gpu import shared_memory
 from explorl.rollout import state
+from explorl.rollout.memory.pages import PageCache
 
 POSITION = tl.constexpr(state.POSITION)
 STATUS = tl.constexpr(state.STATUS)
@@ -281,3 +282,26 @@ def decode_attention(
     if splits > 1:
         _join_kernel[(rows * heads,)](acc, best, total, out, VALUE=value_size, VALUE_PAD=value_pad, SPLITS=splits)
     return out
+
+
+class KernelPages(PageCache):
+    """Pages with one kernel that writes the new key and value and computes attention, reading the table itself."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        self._layer = layer_idx
+        return key_states, value_states
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
+    ) -> Tensor:
+        return self._decode(query, key, value, self._layer, scale, window, cap)
+
+    def rotate_and_attend(
+        self, query: Tensor, key: Tensor, value: Tensor, rotary: Any, layer: int, scale: float, window: int | None
+    ) -> Tensor:
+        """Apply the rotary embedding, `update` and `attend` in one kernel; ``rotary`` as in `decode_attention`."""
+        return self._decode(query, key, value, layer, scale, window, None, rotary=rotary)
+
+    def _decode(self, query: Tensor, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> Tensor:
+        pages = self.keys[layer], self.values[layer]
+        return decode_attention(query, key, value, *pages, self.table, self.ints, *args, **kwargs)

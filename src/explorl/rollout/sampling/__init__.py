@@ -1,8 +1,7 @@
 """From logits to a token and its statistics, in the order of the data flow.
 
-`params` (the caller's `SamplingParams`), `constraints` and `tables` (the parts of them that are looked up per request),
-`warpers` (which tokens may be sampled), based on `ranking` (where a ranked distribution is cut), `rng` (the random
-number), `sample` (the whole step in torch) and `kernel` (the same in Triton).
+`params` (the caller's `SamplingParams`), `warpers` (which tokens may be sampled), based on `ranking` (where a ranked
+distribution is cut), `rng` (the random number), `sample` (the whole step in torch) and `kernel` (the same in Triton).
 """
 
 from explorl.rollout.sampling.params import Active, SamplingParams

@@ -20,13 +20,12 @@ from torch import Tensor
 from explorl.modeling.triton_order import SHIFTS, key_of, value_of
 from explorl.rollout import state as fields
 from explorl.rollout.sampling import Active, ranking, rng
-from explorl.rollout.sampling.sample import FLOOR as LEAST_SCORE
 from explorl.rollout.state import SlotState
 
 TOKEN, POSITION, STEP, LIMIT = (tl.constexpr(i) for i in (fields.TOKEN, fields.POSITION, fields.STEP, fields.LIMIT))
 STATUS, KEY, TOP_K = (tl.constexpr(i) for i in (fields.STATUS, fields.KEY, fields.TOP_K))
 TEMPERATURE, TOP_P, MIN_P = (tl.constexpr(i) for i in (fields.TEMPERATURE, fields.TOP_P, fields.MIN_P))
-STOP_SET, BIAS_SET = tl.constexpr(fields.STOP_SET), tl.constexpr(fields.BIAS_SET)
+STOP_SET = tl.constexpr(fields.STOP_SET)
 REPETITION, BOTTOM_P, FREQUENCY = (tl.constexpr(i) for i in (fields.REPETITION, fields.BOTTOM_P, fields.FREQUENCY))
 RUNNING, STOPPED = tl.constexpr(fields.RUNNING), tl.constexpr(fields.STOPPED)
 LENGTH, BROKEN = tl.constexpr(fields.LENGTH), tl.constexpr(fields.BROKEN)
@@ -37,7 +36,6 @@ BERNOULLI = tl.constexpr(rng.signed(rng.BERNOULLI))
 
 LOG2E = tl.constexpr(1.4426950408889634)
 SLACK, TINY = tl.constexpr(ranking.SLACK), tl.constexpr(ranking.TINY)
-FLOOR = tl.constexpr(LEAST_SCORE)
 ALL = tl.constexpr(2147483647)
 """As the token id of a cut, includes all tokens with its score."""
 BY_VALUE = tl.constexpr(3)
@@ -61,14 +59,12 @@ def _uniform(key, position):
 
 
 @triton.jit
-def _scores(line, add, seen, penalty, offs, vocab, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr):
-    """Load the logits of a block and apply bias, bans and the repetition penalty."""
+def _scores(line, seen, penalty, offs, vocab, REP: tl.constexpr, EVEN: tl.constexpr):
+    """Load the logits of a block and apply the repetition penalty."""
     if EVEN:
         x = tl.load(line + offs).to(tl.float32)
     else:
         x = tl.load(line + offs, mask=offs < vocab, other=float("-inf")).to(tl.float32)
-    if BIAS:
-        x = tl.maximum(x, FLOOR) + tl.load(add + offs, mask=offs < vocab, other=float("-inf"))
     if REP:
         had = tl.load(seen + offs, mask=offs < vocab, other=0) != 0
         x = tl.where(had, tl.where(x < 0, x * penalty, x / penalty), x)
@@ -83,29 +79,29 @@ def _ahead(x, offs, score, token):
 
 @triton.jit
 def _mass(
-    line, add, seen, penalty, vocab, top, rate, low, low_id,
-    BLOCK: tl.constexpr, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
+    line, seen, penalty, vocab, top, rate, low, low_id,
+    BLOCK: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Return Σ 2^((x − top) · rate) over the tokens up to the low cut."""
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
         offs = start + tl.arange(0, BLOCK)
-        x = _scores(line, add, seen, penalty, offs, vocab, BIAS, REP, EVEN)
+        x = _scores(line, seen, penalty, offs, vocab, REP, EVEN)
         sums += tl.where(_ahead(x, offs, low, low_id), tl.exp2((x - top) * rate), 0.0)
     return tl.sum(sums.to(tl.float64), 0)
 
 
 @triton.jit
 def _at(
-    line, add, seen, penalty, vocab, top, rate, low, low_id, cut,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
+    line, seen, penalty, vocab, top, rate, low, low_id, cut,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Return, among tokens up to the low cut, the weight of those above a score and the number exactly at it."""
     above = tl.zeros([BLOCK], tl.float32)
     equal = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
         offs = start + tl.arange(0, BLOCK)
-        x = _scores(line, add, seen, penalty, offs, vocab, BIAS, REP, EVEN)
+        x = _scores(line, seen, penalty, offs, vocab, REP, EVEN)
         inside = _ahead(x, offs, low, low_id) & (offs < vocab)
         weight = tl.where(inside, 1.0, 0.0) if COUNT else tl.exp2((x - top) * rate)
         above += tl.where(inside & (x > cut), weight, 0.0)
@@ -115,15 +111,15 @@ def _at(
 
 @triton.jit
 def _nth(
-    line, add, seen, penalty, vocab, score, n,
-    BLOCK: tl.constexpr, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr
+    line, seen, penalty, vocab, score, n,
+    BLOCK: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Return the id of the n-th token, counted from 1, with exactly this score; −1 if n is 0."""
     before = tl.full((), 0, tl.int32)
     found = tl.full((), -1, tl.int32)
     for start in range(0, vocab, BLOCK):
         offs = start + tl.arange(0, BLOCK)
-        x = _scores(line, add, seen, penalty, offs, vocab, BIAS, REP, EVEN)
+        x = _scores(line, seen, penalty, offs, vocab, REP, EVEN)
         equal = (x == score) & (offs < vocab)
         rank = before + tl.cumsum(equal.to(tl.int32), 0)
         found = tl.maximum(found, tl.max(tl.where(equal & (rank == n), offs, -1), 0))
@@ -133,14 +129,14 @@ def _nth(
 
 @triton.jit
 def _lightest(
-    line, add, seen, penalty, vocab, top, rate, low, low_id,
-    BLOCK: tl.constexpr, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr
+    line, seen, penalty, vocab, top, rate, low, low_id,
+    BLOCK: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Return the lowest score of the tokens with non-zero probability up to the low cut."""
     least = tl.full([BLOCK], float("inf"), tl.float32)
     for start in range(0, vocab, BLOCK):
         offs = start + tl.arange(0, BLOCK)
-        x = _scores(line, add, seen, penalty, offs, vocab, BIAS, REP, EVEN)
+        x = _scores(line, seen, penalty, offs, vocab, REP, EVEN)
         counts = _ahead(x, offs, low, low_id) & (tl.exp2((x - top) * rate) >= TINY)
         least = tl.minimum(least, tl.where(counts, x, float("inf")))
     return tl.min(least, 0)
@@ -148,8 +144,8 @@ def _lightest(
 
 @triton.jit
 def _search(
-    line, add, seen, penalty, vocab, top, rate, least, low, low_id, target,
-    COUNT: tl.constexpr, STRICT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
+    line, seen, penalty, vocab, top, rate, least, low, low_id, target,
+    COUNT: tl.constexpr, STRICT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
     REP: tl.constexpr, EVEN: tl.constexpr, BOUNDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Return the largest t such that tokens with x ≥ t, up to the low cut, weigh at least (or more than) target.
@@ -180,7 +176,7 @@ def _search(
         sum_3 = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
             offs = start + tl.arange(0, BLOCK)
-            x = _scores(line, add, seen, penalty, offs, vocab, BIAS, REP, EVEN)
+            x = _scores(line, seen, penalty, offs, vocab, REP, EVEN)
             weight = tl.where(offs < vocab, 1.0, 0.0) if COUNT else tl.exp2((x - top) * rate)
             if BOUNDED:
                 weight = tl.where(_ahead(x, offs, low, low_id), weight, 0.0)
@@ -217,14 +213,14 @@ def _branching(
     target = total * mass
     least = _least(top, lowest, vocab, LOG2E, target / total)
     cut = _search(
-        line, line, line, 1.0, vocab, top, LOG2E, least, 0.0, 0, target,
-        False, False, SHIFT, BLOCK, False, False, EVEN, False, False,
+        line, line, 1.0, vocab, top, LOG2E, least, 0.0, 0, target,
+        False, False, SHIFT, BLOCK, False, EVEN, False, False,
     )  # fmt: skip
     above = tl.zeros([BLOCK], tl.float32)
     n_above = tl.zeros([BLOCK], tl.int32)
     n_at = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
-        x = _scores(line, line, line, 1.0, start + tl.arange(0, BLOCK), vocab, False, False, EVEN)
+        x = _scores(line, line, 1.0, start + tl.arange(0, BLOCK), vocab, False, EVEN)
         above += tl.where(x > cut, tl.exp2((x - top) * LOG2E), 0.0)
         n_above += (x > cut).to(tl.int32)
         n_at += (x == cut).to(tl.int32)
@@ -234,23 +230,19 @@ def _branching(
 
 @triton.jit
 def _sample_kernel(
-    logits, ints, reals, out_ints, out_reals, out_mass, seen, stops, bias, top_ids, top_logps,
+    logits, ints, reals, out_ints, out_reals, out_mass, seen, stops,
     logits_row, vocab, slots, tokens, mass, log_min_p,
     STOPS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr,
     RAW_SHIFT: tl.constexpr, SHIFT: tl.constexpr,
     SEEN: tl.constexpr, REP: tl.constexpr, TAU: tl.constexpr, GREEDY: tl.constexpr, HAS_K: tl.constexpr,
     HAS_P: tl.constexpr, HAS_MIN: tl.constexpr, HAS_BOTTOM: tl.constexpr, CHANCE: tl.constexpr,
-    PER_SEQUENCE: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr, MIN_P_MASS: tl.constexpr,
+    PER_SEQUENCE: tl.constexpr, MIN_P_MASS: tl.constexpr,
 ):  # fmt: skip
-    EDITED: tl.constexpr = BIAS or REP
     row = tl.program_id(0).to(tl.int64)
     if tl.load(ints + STATUS * slots + row) != RUNNING:
         return
     line = logits + row * logits_row
     had = seen + row * vocab
-    add = bias
-    if BIAS:
-        add = bias + tl.load(ints + BIAS_SET * slots + row) * vocab
     key_of = tl.load(ints + KEY * slots + row)
     step = tl.load(ints + STEP * slots + row)
     tau = tl.load(reals + TEMPERATURE * slots + row).to(tl.float32)
@@ -266,22 +258,22 @@ def _sample_kernel(
     warped_bottoms = tl.full([BLOCK], float("inf"), tl.float32)
     for start in range(0, vocab, BLOCK):
         offs = start + tl.arange(0, BLOCK)
-        x = _scores(line, add, had, penalty, offs, vocab, False, False, EVEN)
+        x = _scores(line, had, penalty, offs, vocab, False, EVEN)
         tops = tl.maximum(tops, x)
         bottoms = tl.minimum(bottoms, tl.where(offs < vocab, x, float("inf")))
-        if EDITED:
-            x = _scores(line, add, had, penalty, offs, vocab, BIAS, REP, EVEN)
+        if REP:
+            x = _scores(line, had, penalty, offs, vocab, REP, EVEN)
             warped_tops = tl.maximum(warped_tops, x)
             warped_bottoms = tl.minimum(warped_bottoms, tl.where(offs < vocab, x, float("inf")))
     highest, lowest = tl.max(tops, 0), tl.min(bottoms, 0)
     best, worst = highest, lowest
-    if EDITED:
+    if REP:
         best, worst = tl.max(warped_tops, 0), tl.min(warped_bottoms, 0)
     sums = tl.zeros([BLOCK], tl.float32)
     tempered = tl.zeros([BLOCK], tl.float32)
     products = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
-        x = _scores(line, add, had, penalty, start + tl.arange(0, BLOCK), vocab, False, False, EVEN) - highest
+        x = _scores(line, had, penalty, start + tl.arange(0, BLOCK), vocab, False, EVEN) - highest
         weight = tl.exp2(x * LOG2E)
         sums += weight
         products += tl.where(weight > 0, weight * x, 0.0)
@@ -305,35 +297,31 @@ def _sample_kernel(
         k = tl.load(ints + TOP_K * slots + row)
         if (k > 0) & (k < vocab):
             cut = _search(
-                line, add, had, penalty, vocab, best, rate, worst, low, low_id, k.to(tl.float64),
-                True, False, SHIFT, BLOCK, BIAS, REP, EVEN, False, True,
+                line, had, penalty, vocab, best, rate, worst, low, low_id, k.to(tl.float64),
+                True, False, SHIFT, BLOCK, REP, EVEN, False, True,
             )  # fmt: skip
-            above, ties = _at(
-                line, add, had, penalty, vocab, best, rate, low, low_id, cut, True, BLOCK, BIAS, REP, EVEN
-            )
+            above, ties = _at(line, had, penalty, vocab, best, rate, low, low_id, cut, True, BLOCK, REP, EVEN)
             need = k.to(tl.int32) - above.to(tl.int32)
             if need < ties:
-                low_id = _nth(line, add, had, penalty, vocab, cut, need, BLOCK, BIAS, REP, EVEN)
+                low_id = _nth(line, had, penalty, vocab, cut, need, BLOCK, REP, EVEN)
             low = cut
     if HAS_P:
         p = tl.load(reals + TOP_P * slots + row)
-        alone: tl.constexpr = not (EDITED or HAS_K)
+        alone: tl.constexpr = not (REP or HAS_K)
         held = policy_total.to(tl.float64)
         if not alone:
-            held = _mass(line, add, had, penalty, vocab, best, rate, low, low_id, BLOCK, BIAS, REP, EVEN)
+            held = _mass(line, had, penalty, vocab, best, rate, low, low_id, BLOCK, REP, EVEN)
         if p < 1.0:
             target = held * p * (1.0 - SLACK)
             cut = _search(
-                line, add, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, p), low, low_id, target,
-                False, False, SHIFT, BLOCK, BIAS, REP, EVEN, not alone, True,
+                line, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, p), low, low_id, target,
+                False, False, SHIFT, BLOCK, REP, EVEN, not alone, True,
             )  # fmt: skip
-            above, ties = _at(
-                line, add, had, penalty, vocab, best, rate, low, low_id, cut, False, BLOCK, BIAS, REP, EVEN
-            )
+            above, ties = _at(line, had, penalty, vocab, best, rate, low, low_id, cut, False, BLOCK, REP, EVEN)
             each = tl.exp2((cut - best) * rate).to(tl.float64)
             need = tl.maximum(tl.ceil((target - above) / each), 1.0)
             if need < ties:
-                low_id = _nth(line, add, had, penalty, vocab, cut, need.to(tl.int32), BLOCK, BIAS, REP, EVEN)
+                low_id = _nth(line, had, penalty, vocab, cut, need.to(tl.int32), BLOCK, REP, EVEN)
             elif cut > low:
                 low_id = tl.full((), ALL, tl.int32)
             low = cut
@@ -346,24 +334,24 @@ def _sample_kernel(
     if HAS_BOTTOM:
         high_id = tl.full((), -1, tl.int32)
         p = tl.load(reals + BOTTOM_P * slots + row)
-        first: tl.constexpr = not (EDITED or HAS_K or HAS_P or HAS_MIN)  # no earlier cut
+        first: tl.constexpr = not (REP or HAS_K or HAS_P or HAS_MIN)  # no earlier cut
         held = policy_total.to(tl.float64)
         if not first:
-            held = _mass(line, add, had, penalty, vocab, best, rate, low, low_id, BLOCK, BIAS, REP, EVEN)
+            held = _mass(line, had, penalty, vocab, best, rate, low, low_id, BLOCK, REP, EVEN)
         share = (1.0 - p) * (1.0 + SLACK)
         target = held * share
         if share < 1.0:
             high = _search(
-                line, add, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, share), low, low_id,
-                target, False, True, SHIFT, BLOCK, BIAS, REP, EVEN, not first, True,
+                line, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, share), low, low_id,
+                target, False, True, SHIFT, BLOCK, REP, EVEN, not first, True,
             )  # fmt: skip
         else:  # remove all but the last
-            high = _lightest(line, add, had, penalty, vocab, best, rate, low, low_id, BLOCK, BIAS, REP, EVEN)
-        above, ties = _at(line, add, had, penalty, vocab, best, rate, low, low_id, high, False, BLOCK, BIAS, REP, EVEN)
+            high = _lightest(line, had, penalty, vocab, best, rate, low, low_id, BLOCK, REP, EVEN)
+        above, ties = _at(line, had, penalty, vocab, best, rate, low, low_id, high, False, BLOCK, REP, EVEN)
         each = tl.exp2((high - best) * rate).to(tl.float64)
         gone_ties = tl.minimum(tl.floor((target - above) / each), ties - 1.0)
         if gone_ties > 0.0:
-            high_id = _nth(line, add, had, penalty, vocab, high, gone_ties.to(tl.int32), BLOCK, BIAS, REP, EVEN)
+            high_id = _nth(line, had, penalty, vocab, high, gone_ties.to(tl.int32), BLOCK, REP, EVEN)
         apply = p < 1.0
         if CHANCE:
             at = step
@@ -383,7 +371,7 @@ def _sample_kernel(
         left = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
         offs = start + tl.arange(0, BLOCK)
-        x = _scores(line, add, had, penalty, offs, vocab, BIAS, REP, EVEN)
+        x = _scores(line, had, penalty, offs, vocab, REP, EVEN)
         weight = tl.exp2((x - best) * rate)
         if LOW:
             weight = tl.where(_ahead(x, offs, low, low_id), weight, 0.0)
@@ -404,7 +392,7 @@ def _sample_kernel(
     held_64 = tl.sum(tl.where(index == chosen, blocks_64, 0.0), 0)
     inside = (goal - tl.sum(tl.where(index < chosen, blocks_64, 0.0), 0)) / held_64
     offs = chosen * BLOCK + tl.arange(0, BLOCK)
-    x = _scores(line, add, had, penalty, offs, vocab, BIAS, REP, EVEN)
+    x = _scores(line, had, penalty, offs, vocab, REP, EVEN)
     weight = tl.exp2((x - best) * rate)
     if LOW:
         weight = tl.where(_ahead(x, offs, low, low_id), weight, 0.0)
@@ -418,18 +406,14 @@ def _sample_kernel(
         firsts = tl.full([BLOCK], 2147483647, tl.int32)
         for start in range(0, vocab, BLOCK):
             offs = start + tl.arange(0, BLOCK)
-            x = _scores(line, add, had, penalty, offs, vocab, BIAS, REP, EVEN)
+            x = _scores(line, had, penalty, offs, vocab, REP, EVEN)
             firsts = tl.minimum(firsts, tl.where((x == best) & (offs < vocab), offs, 2147483647))
         token = tl.where(greedy, tl.min(firsts, 0), token)
     token = tl.minimum(token, vocab - 1)
 
     # 4. The statistics and the row's next state.
     raw = tl.load(line + token).to(tl.float32)
-    if BIAS:
-        raw = tl.maximum(raw, FLOOR)
     score = raw
-    if BIAS:
-        score += tl.load(add + token)
     if REP:
         again = tl.load(had + token) != 0
         score = tl.where(again, tl.where(score < 0, score * penalty, score / penalty), score)
@@ -450,25 +434,8 @@ def _sample_kernel(
     tl.store(out_reals + 2 * plane + at, entropy)
     if MIN_P_MASS:  # of the policy, before all warpers
         floor = highest + tau * log_min_p
-        kept = _mass(line, add, had, penalty, vocab, highest, rate, floor, ALL, BLOCK, False, False, EVEN)
+        kept = _mass(line, had, penalty, vocab, highest, rate, floor, ALL, BLOCK, False, EVEN)
         tl.store(out_mass + at, tl.where(raw >= floor, kept / policy_total, 0.0))
-    if TOP > 0:  # one pass per token, which finds the next one by rank
-        last = tl.full((), float("inf"), tl.float32)
-        last_id = tl.full((), -1, tl.int32)
-        for place in range(TOP):
-            tops = tl.full([BLOCK], float("-inf"), tl.float32)
-            ids = tl.full([BLOCK], ALL, tl.int32)
-            for start in range(0, vocab, BLOCK):
-                offs = start + tl.arange(0, BLOCK)
-                x = tl.maximum(_scores(line, add, had, penalty, offs, vocab, False, False, EVEN), FLOOR)
-                later = (offs < vocab) & ((x < last) | ((x == last) & (offs > last_id)))
-                better = later & (x > tops)
-                tops = tl.where(better, x, tops)
-                ids = tl.where(better, offs, ids)
-            last = tl.max(tops, 0)
-            last_id = tl.min(tl.where(tops == last, ids, ALL), 0)
-            tl.store(top_ids + at * TOP + place, last_id)
-            tl.store(top_logps + at * TOP + place, (last - highest) / tau - tl.log(policy_total))
     if SEEN:
         tl.store(had + token, 1)
     step += 1
@@ -494,18 +461,15 @@ def sample_step_kernel(logits: Tensor, state: SlotState, active: Active, row_of:
     raw_shift = SHIFTS.get(logits.dtype, 0)
     none = state.ints
     seen = none if state.seen is None else state.seen.view(torch.uint8)
-    bias = none if state.bias is None else state.bias
-    top_ids, top_logps = (none if top is None else top for top in (state.top_ids, state.top_logps))
     out_mass = state.out_reals if state.out_mass is None else state.out_mass
     _sample_kernel[(rows,)](
-        logits, state.ints, state.reals, state.out_ints, state.out_reals, out_mass, seen, state.stops, bias,
-        top_ids, top_logps,
+        logits, state.ints, state.reals, state.out_ints, state.out_reals, out_mass, seen, state.stops,
         logits.stride(0), vocab, state.slots, state.tokens, MASS, math.log(active.min_p_mass or 1.0),
         STOPS=state.stops.shape[1], BLOCK=block,
         BLOCKS=max(2, triton.next_power_of_2(triton.cdiv(vocab, block))), EVEN=vocab % block == 0, RAW_SHIFT=raw_shift,
-        SHIFT=0 if active.bias or active.repetition else raw_shift, SEEN=state.seen is not None, REP=active.repetition,
+        SHIFT=0 if active.repetition else raw_shift, SEEN=state.seen is not None, REP=active.repetition,
         TAU=active.temperature, GREEDY=active.greedy, HAS_K=active.top_k, HAS_P=active.top_p, HAS_MIN=active.min_p,
         HAS_BOTTOM=active.bottom_p, CHANCE=active.bottom_p_chance, PER_SEQUENCE=active.per_sequence,
-        BIAS=active.bias, TOP=active.logprobs, MIN_P_MASS=active.min_p_mass > 0,
+        MIN_P_MASS=active.min_p_mass > 0,
         num_warps=SEARCH_WARPS if active.top_k or active.top_p or active.bottom_p else WARPS,
     )  # fmt: skip

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
 
-from explorl.rollout.sampling.constraints import (
-    freeze_bias,
-    freeze_prefixes,
-    freeze_texts,
-    freeze_tokens,
-    is_per_request,
-    is_whole,
-    request_indices,
-)
+from explorl.core.sampling_ranges import MAX_TEMPERATURE, MIN_TEMPERATURE, RANGES
 
 PerRow = float | Sequence[float]
 """One value for all rows, or one per row."""
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -28,12 +21,12 @@ class SamplingParams:
     """How to sample and when to stop.
 
     Every number may be one value for all requests, or a sequence with one value per prompt or one per request (requests
-    are prompt-major: all samples of the first prompt, then of the second). Stop strings, stop tokens, bias and bans may
-    be given per prompt or request too, as a sequence of lists or mappings.
+    are prompt-major: all samples of the first prompt, then of the second). Stop strings and stop tokens may be given
+    per prompt or request too, as a sequence of lists.
     """
 
     temperature: PerRow = 1.0
-    """0 is greedy: the most likely token; only bias, bans and the repetition penalty still apply."""
+    """0 is greedy: the most likely token; only the repetition penalty still applies."""
     temperature_by_position: Sequence[Sequence[float]] | None = None
     """Replaces ``temperature``: that of the first token, of the second, and so on; the last value is used for all later
     tokens. One sequence per prompt or one per request."""
@@ -57,69 +50,54 @@ class SamplingParams:
     """Strings that end a completion. The completion keeps the string, but no text that its last token adds after it."""
     stop_token_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None
     """Tokens that end a completion and stay in it; None means the model's end-of-sequence tokens, () none."""
-    logit_bias: Mapping[int, float] | Sequence[Mapping[int, float]] | None = None
-    """Values to add to the logits of some tokens, before everything else."""
-    banned_tokens: Sequence[int] | Sequence[Sequence[int] | None] | None = None
-    """Tokens that are never sampled."""
-    allowed_tokens: Sequence[int] | Sequence[Sequence[int] | None] | None = None
-    """The only tokens that may be sampled; None allows all. List the end-of-sequence token if completions may end."""
-    logprobs: int | Sequence[int] | None = None
-    """How many of the most likely tokens to record at each position, with log π: `Rollout.top_ids`, `top_logps`."""
-    prefix: str | Sequence[str] = ""
-    """Text appended to every prompt, such as ``<think>``, or one text per prompt. It counts as part of the prompt."""
+    prefix: str = ""
+    """Text appended to every prompt, such as ``<think>``. It counts as part of the prompt."""
     min_p_mass: float | None = None
     """Record the mass of the tokens that are at least this fraction as likely as the most likely one."""
     seed: int | None = None
     """The same seed gives the same tokens. None takes a seed from torch's global generator."""
 
     def __post_init__(self) -> None:
-        for name, (good, ok) in _RULES.items():
-            if name != "logprobs" or self.logprobs is not None:
-                _check(name, getattr(self, name), good, ok)
+        for name in RANGES:
+            object.__setattr__(self, name, _numbers(name, getattr(self, name)))
         if self.bottom_p_per not in ("token", "sequence"):
             raise ValueError(f"bottom_p_per is {self.bottom_p_per!r}; use 'token' or 'sequence'")
-        for name in _RULES:
-            value = getattr(self, name)
-            if not _scalar(value):
-                object.__setattr__(self, name, tuple(np.asarray(value).tolist()))
         if self.temperature_by_position is not None:
             object.__setattr__(self, "temperature_by_position", _curves(self.temperature_by_position))
-        if self.min_p_mass is not None and not (_real(self.min_p_mass) and 0 < self.min_p_mass <= 1):
+        if self.min_p_mass is not None and not RANGES["top_p"].includes(self.min_p_mass):
             raise ValueError(f"min_p_mass is {self.min_p_mass!r}; use a number in (0, 1] such as 0.02, or None")
         object.__setattr__(self, "stop", freeze_texts("stop", self.stop))
-        for name in ("stop_token_ids", "banned_tokens", "allowed_tokens"):
-            object.__setattr__(self, name, freeze_tokens(name, getattr(self, name)))
-        if self.allowed_tokens == ():
-            raise ValueError("allowed_tokens is empty; allow at least one token such as [13], or None for all")
-        object.__setattr__(self, "logit_bias", freeze_bias(self.logit_bias))
+        object.__setattr__(self, "stop_token_ids", _freeze_tokens("stop_token_ids", self.stop_token_ids))
         if not isinstance(self.prefix, str):
-            object.__setattr__(self, "prefix", freeze_prefixes(self.prefix))
+            raise ValueError(f"prefix is {self.prefix!r}; use one text for all prompts, such as '<think>'")
         if self.seed is not None:
             object.__setattr__(self, "seed", _seed(self.seed))
 
-    @property
-    def constrained(self) -> bool:
-        """True if some tokens are biased or excluded."""
-        return bool(self.logit_bias) or bool(self.banned_tokens) or self.allowed_tokens is not None
-
     def rows(self, prompts: int, n: int) -> Mapping[str, np.ndarray]:
         """Return every numeric parameter as an array with one value per request."""
-        rows = {name: _spread(name, getattr(self, name), prompts, n) for name in _RULES}
-        return rows | {"curve": _spread("temperature_by_position", self._which_curve, prompts, n)}
+        index = {curve: i for i, curve in enumerate(self.curves)}
+        which = [index[curve] for curve in self.temperature_by_position or ()] or 0
+        rows = {name: _array(name, getattr(self, name), prompts, n) for name in RANGES}
+        return rows | {"curve": _array("temperature_by_position", which, prompts, n)}
 
     @property
     def curves(self) -> Sequence[Sequence[float]]:
-        """The distinct sequences of temperatures by position; ``rows`` has the index for each request."""
+        """The distinct sequences of temperatures by position; ``rows["curve"]`` has the index for each request."""
         return list(dict.fromkeys(self.temperature_by_position or ()))
 
-    @property
-    def _which_curve(self) -> int | list[int]:
-        index = {curve: i for i, curve in enumerate(self.curves)}
-        return 0 if self.temperature_by_position is None else [index[c] for c in self.temperature_by_position]
+
+# Values, checked and made immutable
 
 
-def _real(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
+def _numbers(name: str, value: Any) -> Any:
+    """Return a number, or a tuple of one per prompt or request; raise `ValueError` if one is out of range."""
+    allowed = RANGES[name]
+    if np.ndim(value) > 1 or np.size(value) == 0:
+        raise ValueError(f"{name} is {value!r}; use {allowed.good}, or a flat list of such values")
+    for number in np.atleast_1d(np.asarray(value)).tolist():
+        if not allowed.includes(number):
+            raise ValueError(f"{name} is {number!r}; use {allowed.good}")
+    return value if np.ndim(value) == 0 else tuple(np.asarray(value).tolist())
 
 
 def _seed(value: Any) -> int:
@@ -143,49 +121,113 @@ def _curves(curves: Any) -> tuple[tuple[float, ...], ...]:
             raise ValueError(f"temperature_by_position of row {row} is {curve!r}; use {good}")
         values = tuple(np.asarray(curve).tolist())
         for value in values:
-            if not _real(value) or not 1e-6 <= value <= 100:
+            if not is_temperature(value):
                 raise ValueError(f"temperature_by_position of row {row} contains {value!r}; use {good}")
         checked[id(curve)] = values
     return tuple(checked[id(curve)] for curve in curves)
 
 
-def _integer(value: float) -> bool:
-    return float(value).is_integer()
+def is_temperature(value: Any) -> bool:
+    """Return whether a value is a temperature to divide logits by, so not 0."""
+    return RANGES["temperature"].includes(value) and MIN_TEMPERATURE <= value <= MAX_TEMPERATURE
 
 
-_RULES: Mapping[str, tuple[str, Any]] = {
-    "temperature": ("a number from 1e-6 to 100 such as 1.0, or 0 for greedy", lambda v: v == 0 or 1e-6 <= v <= 100),
-    "top_k": ("an integer ≥ 0 such as 50, or 0 to disable it", lambda v: v >= 0 and _integer(v)),
-    "top_p": ("a number in (0, 1] such as 0.9", lambda v: 0 < v <= 1),
-    "min_p": ("a number in [0, 1] such as 0.05", lambda v: 0 <= v <= 1),
-    "repetition_penalty": ("a number > 0 such as 1.1", lambda v: v > 0),
-    "bottom_p": ("a number in (0, 1] such as 0.9", lambda v: 0 < v <= 1),
-    "bottom_p_frequency": ("a number in [0, 1] such as 0.5", lambda v: 0 <= v <= 1),
-    "max_tokens": ("an integer ≥ 1 such as 256", lambda v: v >= 1 and _integer(v)),
-    "logprobs": ("an integer ≥ 0 such as 5, or None for none", lambda v: v >= 0 and _integer(v)),
-}
+def _freeze_tokens(name: str, value: Any) -> Tokens | tuple[Tokens | None, ...] | None:
+    """Validate and freeze token ids: one list, or a list of lists. None, also in place of a list, means unset."""
+    if value is None:
+        return None
+    items = _items(name, value, "token ids such as [13, 198]")
+    if not any(item is None or _is_list(item) for item in items):
+        return tuple(_token(name, item) for item in items)
+    for item in items:
+        if not (item is None or _is_list(item)):
+            raise ValueError(f"{name} mixes {item!r} with lists; use token ids such as [13, 198], or only lists")
+    return tuple(None if item is None else tuple(token_list(name, item)) for item in items)
 
 
-_WHOLE = ("top_k", "max_tokens", "logprobs", "temperature_by_position")
+def freeze_texts(name: str, value: Any) -> tuple[str, ...] | tuple[tuple[str, ...], ...]:
+    """Validate and freeze stop strings: one text, a list of texts for all requests, or a list of lists."""
+    items = (value,) if isinstance(value, str) else _items(name, value, "texts such as ['</answer>']")
+    if items and all(item is None or _is_list(item) for item in items):
+        return tuple(() if item is None else _texts(name, list(item)) for item in items)
+    return _texts(name, items)
 
 
-def _scalar(value: Any) -> bool:
-    return np.ndim(value) == 0
+def _texts(name: str, items: Sequence[Any]) -> tuple[str, ...]:
+    for item in items:
+        if not isinstance(item, str) and not _is_list(item):
+            raise ValueError(f"{name} contains {item!r}; use texts such as '</answer>'")
+    for item in items:
+        if _is_list(item):
+            raise ValueError(f"{name} mixes {item!r} with texts; use texts such as '</answer>', or only lists")
+        if not item:
+            raise ValueError(f"{name} contains an empty string; use a text such as '</answer>'")
+        if any("\ud800" <= character <= "\udfff" for character in item):  # a lone surrogate
+            raise ValueError(f"{name} contains {item!r}, which can't be sampled; use a text such as '</answer>'")
+    return tuple(items)
 
 
-def _check(name: str, value: Any, good: str, ok: Any) -> None:
-    if np.ndim(value) > 1 or np.size(value) == 0:
-        raise ValueError(f"{name} is {value!r}; use {good}, or a flat list of such values")
-    for v in np.atleast_1d(np.asarray(value)).tolist():
-        if isinstance(v, bool) or not isinstance(v, (int, float)) or not math.isfinite(v) or not ok(v):
-            raise ValueError(f"{name} is {v!r}; use {good}")
+def _items(name: str, value: Any, good: str) -> list[Any]:
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__") or getattr(value, "ndim", 1) == 0:
+        raise ValueError(f"{name} is {value!r}; use {good}")
+    return list(value.tolist() if hasattr(value, "tolist") else value)
 
 
-def _spread(name: str, value: Any, prompts: int, n: int) -> np.ndarray:
-    array = np.asarray(0 if value is None else value, dtype=np.int64 if name in _WHOLE else np.float64)
+def _is_list(value: Any) -> bool:
+    return hasattr(value, "__iter__") and not isinstance(value, (str, bytes, Mapping))
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether a value is an integer of any library, and not a boolean."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def token_list(name: str, value: Any, good: str = "token ids such as [13, 198]") -> list[int]:
+    """Return the token ids of a list, array or tensor as a list of integers."""
+    items = _items(name, value, good)
+    return [item if type(item) is int else _token(name, item) for item in items]
+
+
+def _token(name: str, value: Any) -> int:
+    value = value.tolist() if hasattr(value, "tolist") else value  # a NumPy or torch scalar
+    if not is_whole(value) or value < 0:
+        raise ValueError(f"{name} contains {value!r}; use token ids such as 13")
+    return int(value)
+
+
+# One value per request
+
+
+def is_per_request(value: Any) -> bool:
+    """Return whether a frozen value has one entry per prompt or request."""
+    return isinstance(value, tuple) and bool(value) and not isinstance(value[0], (int, str))
+
+
+def spread(name: str, value: Any, prompts: int, n: int) -> list[Any]:
+    """Return a frozen value as a list with one entry per request."""
+    if not is_per_request(value):
+        return [value] * (prompts * n)
+    return [value[i] for i in _request_indices(name, len(value), prompts, n)]
+
+
+def _array(name: str, value: Any, prompts: int, n: int) -> np.ndarray:
+    whole = name not in RANGES or RANGES[name].whole
+    array = np.asarray(value, dtype=np.int64 if whole else np.float64)
     if array.ndim == 0:
         return np.full(prompts * n, array)
-    return array[request_indices(name, len(array), prompts, n)]
+    return array[_request_indices(name, len(array), prompts, n)]
+
+
+def _request_indices(name: str, count: int, prompts: int, n: int) -> np.ndarray:
+    """Return which of ``count`` values belongs to each of the prompts × n requests."""
+    if count == prompts * n:
+        return np.arange(count)
+    if count == prompts:
+        return np.repeat(np.arange(prompts), n)
+    raise ValueError(
+        f"{name} has {count} values; use one value, one for each of the {prompts} prompts, or one for each of the "
+        f"{prompts * n} requests"
+    )
 
 
 @dataclass(frozen=True)
@@ -203,11 +245,6 @@ class Active:
     per_sequence: bool = False
     by_position: bool = False
     min_p_mass: float = 0.0
-    bias: bool = False
-    stop_sets: bool = False
-    """True if requests have different stop tokens."""
-    logprobs: int = 0
-    """How many of the most likely tokens are recorded at each position."""
 
     @classmethod
     def of(cls, params: SamplingParams, rows: Mapping[str, np.ndarray]) -> Active:
@@ -227,15 +264,12 @@ class Active:
             per_sequence=chance and params.bottom_p_per == "sequence",
             by_position=by_position,
             min_p_mass=params.min_p_mass or 0.0,
-            bias=params.constrained,
-            stop_sets=is_per_request(params.stop_token_ids),
-            logprobs=int(rows["logprobs"].max()),
         )
 
     @property
     def warps(self) -> bool:
         """True if the distribution sampled from differs from the policy at the row's temperature."""
-        return self.bias or self.repetition or self.top_k or self.top_p or self.min_p or self.bottom_p
+        return self.repetition or self.top_k or self.top_p or self.min_p or self.bottom_p
 
     def __str__(self) -> str:
         return "+".join(f.name for f in fields(self) if getattr(self, f.name)) or "plain"

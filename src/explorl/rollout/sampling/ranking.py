@@ -119,12 +119,6 @@ def kth_largest(scores: Float[Tensor, "rows vocab"], k: Int[Tensor, " rows"]) ->
     return torch.where(off, -torch.inf, value)
 
 
-def first_tokens(scores: Float[Tensor, "rows vocab"], k: int) -> Int[Tensor, "rows k"]:
-    """Return the first k tokens by rank."""
-    keys = _sortable(scores.float() + 0.0).long() << 32  # the sum turns −0 into 0
-    return (keys - torch.arange(scores.shape[-1], device=scores.device)).topk(k, dim=-1).indices
-
-
 def comparable(scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
     """Return float64 scores as they are, and others in float32, which has every value of the shorter types."""
     return scores if scores.dtype == torch.float64 else scores.float()

@@ -25,9 +25,9 @@ from explorl.rollout.sampling import (
     warp_top_k,
     warp_top_p,
 )
-from explorl.rollout.sampling.ranking import SLACK, branching_count, first_tokens
+from explorl.rollout.sampling.ranking import SLACK, branching_count
+from explorl.rollout.sampling.warpers import PerRow
 from explorl.rollout.state import (
-    BIAS_SET,
     BOTTOM_P,
     BROKEN,
     FREQUENCY,
@@ -188,7 +188,7 @@ def draw(
     token = pick(weights, rng.uniform(ints[KEY], ints[STEP]), row_of)
     if active.greedy:
         greedy = reals[TEMPERATURE] == 0
-        best = _with_penalties(scores, state, slots, active)
+        best = _penalised(scores, state, slots) if active.repetition else scores
         likeliest = best.argmax(-1) if row_of is None else best.argmax(-1)[row_of]
         token = torch.where(greedy, likeliest, token)
     token = torch.where(broken, 0, token)
@@ -234,15 +234,25 @@ def _cuts(weights: Tensor, p: Tensor, row_of: Tensor | None) -> bool:
     return not bool((top > (1.0 - p) * (1 + 2 * SLACK)).all())
 
 
-def _with_penalties(scores: Tensor, state: SlotState, rows: int, active: Active) -> Tensor:
-    """Apply bias, bans and the repetition penalty, which also affect the greedy choice, to scores."""
-    if active.bias:
-        assert state.bias is not None
-        scores = scores + state.bias[state.ints[BIAS_SET, :rows]]
-    if active.repetition:
-        assert state.seen is not None
-        scores = warp_repetition(scores, state.seen[:rows], state.reals[REPETITION, :rows])
-    return scores
+def _penalised(scores: Tensor, state: SlotState, rows: int) -> Tensor:
+    """Apply the repetition penalty, which also affects the greedy choice, to scores."""
+    assert state.seen is not None
+    return warp_repetition(scores, state.seen[:rows], state.reals[REPETITION, :rows])
+
+
+def truncate(
+    scores: Float[Tensor, "rows vocab"],
+    top_k: Int[Tensor, " rows"] | int | None,
+    top_p: PerRow | None,
+    min_p: PerRow | None,
+    rate: Float[Tensor, " rows"] | None = None,
+) -> Float[Tensor, "rows vocab"]:
+    """Apply top-k, top-p and min-p in this order, without those that are None; ``rate`` as in `warpers`."""
+    if top_k is not None:
+        scores = warp_top_k(scores, top_k)
+    if top_p is not None:
+        scores = warp_top_p(scores, top_p, rate)
+    return scores if min_p is None else warp_min_p(scores, min_p, rate)
 
 
 def _apply_warpers(
@@ -251,18 +261,19 @@ def _apply_warpers(
     """Apply all warpers to scores; also return the coin if one is tossed for this token."""
     ints, reals = state.ints[:, :rows], state.reals[:, :rows]
     ranked, warped, rate = scores, policy, None  # cuts compare scores before the temperature
-    if active.bias or active.repetition:
-        ranked = warped = _with_penalties(scores, state, rows, active)
+    if active.repetition:
+        ranked = warped = _penalised(scores, state, rows)
         if active.temperature:
             warped = warp_temperature(warped, reals[TEMPERATURE])
     if active.temperature:
         rate = 1.0 / torch.where(reals[TEMPERATURE] == 0, 1.0, reals[TEMPERATURE])
-    if active.top_k:
-        ranked = warp_top_k(ranked, ints[TOP_K])
-    if active.top_p:
-        ranked = warp_top_p(ranked, reals[TOP_P], rate)
-    if active.min_p:
-        ranked = warp_min_p(ranked, reals[MIN_P], rate)
+    ranked = truncate(
+        ranked,
+        ints[TOP_K] if active.top_k else None,
+        reals[TOP_P] if active.top_p else None,
+        reals[MIN_P] if active.min_p else None,
+        rate,
+    )
     if active.top_k or active.top_p or active.min_p:
         warped = warped.masked_fill(ranked == -torch.inf, -torch.inf)
     if not active.bottom_p:
@@ -274,19 +285,6 @@ def _apply_warpers(
     applied = rng.uniform(ints[KEY], positions, rng.BERNOULLI) < reals[FREQUENCY]
     coin = None if active.per_sequence else Coin(reals[FREQUENCY], applied, cut, mass)
     return warped.masked_fill(cut & applied[:, None], -torch.inf), coin
-
-
-def alternatives(
-    logits: Float[Tensor, "rows vocab"], state: SlotState, active: Active, row_of: Int[Tensor, " slots"] | None = None
-) -> tuple[Int[Tensor, "slots k"], Float[Tensor, "slots k"]]:
-    """Return the k most likely tokens of each slot and their log π, as in `SampledToken.logp`."""
-    scores = logits.float().clamp(min=FLOOR)
-    ids = first_tokens(scores, active.logprobs)
-    if row_of is not None:
-        scores, ids = scores[row_of], ids[row_of]
-    if active.temperature:
-        scores = warp_temperature(scores, state.reals[TEMPERATURE, : len(scores)])
-    return ids, torch.log_softmax(scores, -1).gather(-1, ids)
 
 
 def sample_step(
@@ -309,26 +307,20 @@ def sample_step(
     _record(state.out_reals[:, :rows], step, new_reals, good)
     if result.min_p_mass is not None and state.out_mass is not None:
         _record(state.out_mass[None, :rows], step, result.min_p_mass[None], good)
-    if active.logprobs and state.top_ids is not None and state.top_logps is not None:
-        ids, logps = alternatives(logits, state, active, row_of)
-        _record_many(state.top_ids[:rows], step, ids, good)
-        _record_many(state.top_logps[:rows], step, logps, good)
     if state.seen is not None:
         seen = state.seen[:rows]
         token = result.token[:, None]
         seen.scatter_(1, token, seen.gather(1, token) | good[:, None])
 
-    (_advance_on_host if ints.device.type == "cpu" else _advance)(state, ints, result, active, running, good)
+    advance = _advance_on_host if ints.device.type == "cpu" else _advance
+    advance(state, ints, result, running, good)
 
 
-def _advance(
-    state: SlotState, ints: Tensor, result: SampledToken, active: Active, running: Tensor, good: Tensor
-) -> None:
+def _advance(state: SlotState, ints: Tensor, result: SampledToken, running: Tensor, good: Tensor) -> None:
     """Count the sampled tokens, and set the status of the slots that end with them."""
     ints[STEP] += good
     status = torch.where(ints[STEP] >= ints[LIMIT], LENGTH, RUNNING)
-    stops = state.stops[ints[STOP_SET]] if active.stop_sets else state.stops[:1]
-    stopped = (result.token[:, None] == stops).any(-1)
+    stopped = (result.token[:, None] == state.stops[ints[STOP_SET]]).any(-1)
     status = torch.where(result.broken, BROKEN, torch.where(stopped, STOPPED, status))
     ints[STATUS] = torch.where(running, status, ints[STATUS])
     onward = ints[STATUS] == RUNNING
@@ -336,15 +328,12 @@ def _advance(
     ints[POSITION] += onward
 
 
-def _advance_on_host(
-    state: SlotState, ints: Tensor, result: SampledToken, active: Active, running: Tensor, good: Tensor
-) -> None:
+def _advance_on_host(state: SlotState, ints: Tensor, result: SampledToken, running: Tensor, good: Tensor) -> None:
     """Compute `_advance` on a CPU, where NumPy's calls cost less."""
     fields, token, stops = ints.numpy(), result.token.numpy(), state.stops.numpy()
     fields[STEP] += good.numpy()
     status = np.where(fields[STEP] >= fields[LIMIT], LENGTH, RUNNING)
-    stops = stops[fields[STOP_SET]] if active.stop_sets else stops[:1]
-    status[(token[:, None] == stops).any(-1)] = STOPPED
+    status[(token[:, None] == stops[fields[STOP_SET]]).any(-1)] = STOPPED
     status[result.broken.numpy()] = BROKEN
     fields[STATUS] = np.where(running.numpy(), status, fields[STATUS])
     onward = fields[STATUS] == RUNNING
@@ -361,10 +350,3 @@ def _record(out: Tensor, step: Tensor, values: Tensor, where: Tensor) -> None:
     index = step.expand(len(out), *step.shape)
     old = out.gather(-1, index)
     out.scatter_(-1, index, torch.where(where[:, None], values[..., None].to(out.dtype), old))
-
-
-def _record_many(out: Tensor, step: Tensor, values: Tensor, where: Tensor) -> None:
-    """Write (rows, k) values at each row's step of ``out`` (rows, tokens, k), only ``where`` it is true."""
-    index = step[..., None].expand(-1, -1, out.shape[-1])
-    old = out.gather(1, index)
-    out.scatter_(1, index, torch.where(where[:, None, None], values[:, None].to(out.dtype), old))

@@ -1,6 +1,6 @@
 """Warpers: functions that turn logits into the distribution to sample from.
 
-Order: bias and bans → repetition penalty → temperature → top-k → top-p → min-p → bottom-p. A warper takes (rows, vocab)
+Order: repetition penalty → temperature → top-k → top-p → min-p → bottom-p. A warper takes (rows, vocab)
 logits and one value per row, and returns logits with −inf where a token is removed; none of them waits for the device
 outside the CPU, so all run inside a CUDA graph. Of tokens with the same logit, those with lower ids count as likelier,
 so that every cut keeps one definite set of tokens (`explorl.rollout.sampling.ranking`). ``rate`` is 1 / temperature

@@ -12,7 +12,7 @@ from typing import Any
 
 from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams
 
-RECORDS = ("logps", "sampling_logps", "entropy", "branching", "sampled", "min_p_mass", "top_ids", "top_logps")
+RECORDS = ("logps", "sampling_logps", "entropy", "branching", "sampled", "min_p_mass")
 """Fields of a rollout with one value per token."""
 
 

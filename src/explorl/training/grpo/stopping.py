@@ -16,7 +16,7 @@ import numpy as np
 from transformers import GenerationConfig
 
 from explorl.modeling.proof import inner_model
-from explorl.rollout.sampling.constraints import freeze_texts, is_per_request
+from explorl.rollout.sampling.params import freeze_texts, is_per_request
 from explorl.rollout.stops import StopStrings
 
 NAMES = ("stop_strings", "stop")

@@ -12,8 +12,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from explorl.rollout.tool_spans import open_call_in_prompt, output_mask, output_spans
-from explorl.rollout.tools import ToolSpec
+from explorl.rollout.tools import ToolSpec, open_call_in_prompt, output_mask, output_spans
 from explorl.training.sft.packed_rows import IGNORED
 
 TOKENIZER_BATCH = 1000
