@@ -43,11 +43,8 @@ def checkpoint_table(
     engine = open_engine(policy, longest=longest, batch_size=batch_size)
     samples = sample_and_verify(engine, task, asked, protocol.samples_for(task), params)
     engine.release()
-    prefixes = [params.prefix] * len(prompts) if isinstance(params.prefix, str) else params.prefix
-    prompt_ids = [
-        [*prompt_token_ids(tokenizer, prompt), *(continuation_tokens(tokenizer, prefix) if prefix else ())]
-        for prompt, prefix in zip(prompts, prefixes, strict=True)
-    ]
+    prefix = continuation_tokens(tokenizer, params.prefix) if params.prefix else ()
+    prompt_ids = [[*prompt_token_ids(tokenizer, prompt), *prefix] for prompt in prompts]
     token_ids = [list(each.completion.token_ids) for each in samples]
     columns: dict[str, list[Any]] = {
         "prompt": [each.problem.rendered for each in samples],
