@@ -33,7 +33,6 @@ DUPLICATE_CLASSES: Exceptions = {}
 # The name of a file and how many have it.
 DUPLICATE_STEMS: Exceptions = {
     ("base", 2): "the protocol of strategies and that of tasks",
-    ("branching", 2): "the metric and the sampling",
     ("registry", 3): "the built-in names of each kind of plug-in",
     ("run", 2): "a run of GRPO and one of SFT",
     ("sample", 2): "of tokens, and of completions with their verdicts",

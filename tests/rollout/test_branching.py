@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.metrics.branching import branch_probability, marker_text
+from explorl.metrics.branch_probability import branch_probability, marker_text
 from explorl.rollout import Engine, SamplingParams, branching, memory_plan
 from explorl.rollout.branching import Branching, branch, branch_rows, drawn_by
 from explorl.rollout.sampling.rng import fork_key, request_keys, uniform

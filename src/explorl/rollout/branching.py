@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from explorl.metrics.branching import branch_probability, marker_text, normalised_entropy
+from explorl.metrics.branch_probability import branch_probability, marker_text, normalised_entropy
 from explorl.rollout.engine import Engine
 from explorl.rollout.requests import Prompt
 from explorl.rollout.rollouts import PaddedRollouts, Rollout, Rollouts

@@ -39,7 +39,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from explorl.metrics.branching import marker_text
+from explorl.metrics.branch_probability import marker_text
 from explorl.strategies._lib.collectives import LOCAL, Collectives
 from explorl.strategies._lib.masked_stats import double, masked_double
 from explorl.strategies._lib.schedule import Scheduled, at
