@@ -132,6 +132,54 @@ def test_honest_rewritings_by_hand(judge: Judge, gold: str, answer: str) -> None
 @pytest.mark.parametrize(
     ("gold", "answer"),
     [
+        # layout, fonts and letters of options
+        ("7", r"\color{red}{7}"), ("7", r"\textcolor{blue}{7}"), ("7", r"\text{7}"), ("7", r"\text{7 apples}"),
+        ("1,-2", r"\text{1, -2}"), ("3 hours", r"\text{3 hours}"), (r"\$24.50", r"\text{\$}24.50"),
+        (r"65\%", r"\text{65\%}"),
+        ("27.0", r"\textbf{(A)}\ 27"), ("27.0", r"(A)~27"), ("A", r"\textbf{(A)}\ 27"), ("A", r"\text{(A)}"),
+        ("033", "33"), ("33", r"\text{033}"), ("33", "m+n = 033"), (r"\frac{7}{12}", r"{7 \over 12}"),
+        (r"0.\overline{27}", r".\overline{27}"), ("3.2e-7", r"3.2 x 10^{-7}"), (r"24\text{ cm}^2", r"\text{24 cm}^2"),
+        # words
+        ("12", "twelve"), ("31", r"\text{Thirty-one}"), (r"\text{ellipse}", r"\text{an ellipse}"),
+        (r"\text{parabola}", "It is a parabola."), (r"\emptyset", r"\text{no solution}"),
+        (r"-\infty", "negative infinity"),
+        # matrices
+        (r"\begin{pmatrix}4&-6\\8&2\end{pmatrix}", r"2\begin{pmatrix}2&-3\\4&1\end{pmatrix}"),
+        (r"\begin{pmatrix}x/2\\1\end{pmatrix}", r"\frac12 \begin{bmatrix}x\\2\end{bmatrix}"),
+        (r"\begin{pmatrix}3\\-1\end{pmatrix}", r"-\begin{pmatrix}-3\\[4pt] 1\end{pmatrix}"),
+        (r"\begin{pmatrix}3\\-1\end{pmatrix}", r"\frac{\begin{pmatrix}6\\-2\end{pmatrix}}{2}"),
+        (r"\begin{pmatrix}4&-6\\8&2\end{pmatrix}", r"\pmatrix{4 & -6 \cr 8 & 2 \cr}"),
+        # bases and ratios
+        *(("204_5", base) for base in (
+            "(204)_5", r"204_{\text{five}}", r"204_\text{five}", "204_{(5)}", r"204 \text{ base } 5", "204 base 5",
+        )),
+        ("3:4", r"3 \text{ to } 4"), ("3:4", r"\text{3 to 4}"), ("3:4", r"3\colon 4"), ("2:3:4", "2 to 3 to 4"),
+        ("4:30 pm", "4{:}30 p.m."),
+        # intervals and inequalities
+        ("(3,8]", r"x>3 \text{ and } x\le 8"), (r"-1\le x\le 4", r"x\in[-1,4]"), ("x>7", r"x \in (7,\infty)"),
+        (r"-1\le x\le 4", r"x \ge -1 \text{ and } x \le 4"), (r"(-\infty,2)\cup(5,\infty)", "x<2, x>5"),
+        (r"(-\infty,2)\cup(5,\infty)", r"(-\infty,2) \text{ or } (5,\infty)"),
+        (r"(-\infty,2)\cup(5,\infty)", r"\{x : x<2 \text{ or } x>5\}"), (r"\mathbb{R}\setminus\{1\}", r"x\ne 1"),
+        (r"\mathbb{R}\setminus\{1\}", r"x\in\mathbb{R}, x\ne 1"), (r"\mathbb{R}\setminus\{1\}", r"\mathbb{R}-\{1\}"),
+        (r"(1,4)\cup\{7\}", r"1<x<4 \text{ or } x=7"),
+        # values of several names
+        ("1,-2", "x_1 = 1, x_2 = -2"), ("(3,-5)", "x=3, y=-5"), ("x=3, y=-4", "(x,y) = (3,-4)"),
+        (r"(2,\frac{\pi}{3})", r"\theta = \frac{\pi}{3}, r = 2"), ("-3,0,3", r"-3\text{, }0\text{, and }3"),
+        # formulas
+        (r"\log_2 3", r"\frac{\ln 3}{\ln 2}"), (r"\log_2 3", r"\frac{1}{\log_3 2}"),
+        (r"-\tau\ln\Delta", r"\tau\ln(1/\Delta)"),
+        (r"\sqrt{\frac{2E}{m}}", r"\frac{\sqrt{2E}}{\sqrt m}"), ("e^{-1}", r"\frac1e"), (r"\frac1e", "e^{-1}"),
+        (r"\binom{12}{4}", r"{12 \choose 4}"), (r"\binom{12}{4}", r"\frac{12!}{4!8!}"), ("(y+1)^2=9", "(y-(-1))^2=9"),
+    ],
+)  # fmt: skip
+def test_other_notations_by_hand(judge: Judge, gold: str, answer: str) -> None:
+    judgement = judge.judge(gold, answer)
+    assert judgement.same, judgement.error
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
         # words after a number that only look like those that change it
         *(("5", rf"5 \text{{ {unit}}}") for unit in (
             "basis vectors", "powers", "short stories", "imaginary roots", "ordered quadruples", "canteens", "folds",

@@ -39,20 +39,22 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import string
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from explorl.tasks.json_lines import read_records, short_repr
 from explorl.tasks.math.latex import Node, drop_base_ten, parse, serialize
-from explorl.tasks.math.latex_tokens import FUNCTIONS, Unreadable, translate_unicode
+from explorl.tasks.math.latex_tokens import FUNCTIONS, Unreadable, rewrite
 from explorl.tasks.math.normalize import MAX_LENGTH, normalize, repair_latex
 from explorl.tasks.math.tree import TREE
 from explorl.tasks.math.units import is_unit, names_a_value, same_unit
 from explorl.tasks.math.value import Operations, Undefined, exact_value, find_operations, rational_value
-from explorl.tasks.math.words import conjunctions, is_text, normalize_words, plain_name
+from explorl.tasks.math.words import NUMBERS, PHRASES, conjunctions, is_text, normalize_words, plain_name
 
 ADVERSARIAL = Path(__file__).parents[1] / "adversarial" / "math.jsonl"
 """Wrong answers that were made to look right; all are refused."""
@@ -100,29 +102,76 @@ class _Refused(ValueError):
     pass
 
 
-_DIFFERENT = "another answer than the right one"
+DIFFERENT = "another answer than the right one"
+_OPTION = re.compile(
+    r" *\(?(?:\\(?:text(?:bf|rm|it)?|math(?:rm|bf)|mbox) *\{ *)?\(?(?P<letter>[A-J])[).:] *\}?"
+    r"(?:\\[ ,;:]|~|\\q?quad(?![A-Za-z])|[ $])*(?P<value>-? *(?:[0-9.]|\\\$|\\[dt]?frac|\\sqrt|\\text).*)"
+)
+"""The letter of an option, and its value."""
+_LETTER = re.compile(r"(?:\\(?:text(?:bf|rm|it)?|math(?:rm|bf)|mbox) *\{ *)?\(?([A-J])\)?[ .}]*")
+_ANOTHER_OPTION = re.compile(r"\(\s*[A-J]\s*\)|\b(?:and|or|not)\b")
+
+
+def option_letter(gold: str) -> str | None:
+    """Return the letter of a right answer like (A); None for any other."""
+    match = _LETTER.fullmatch(gold.strip(" $."))
+    return match[1] if match else None
+
+
+def count_elements(gold: str) -> int:
+    """Return how many elements the list or set of a right answer has; 1 for any other answer."""
+    try:
+        return len(elements(parse(gold)))
+    except Unreadable:
+        return 1
+
+
+_BOLD = re.compile(r"\\(?:mathbf|boldsymbol|bm) *(?:\{ *(\\?[A-Za-z]+) *\}|(\\[A-Za-z]+|[A-Za-z](?![A-Za-z])))")
+_ARROW = re.compile(_BOLD.pattern.replace("(?:mathbf|boldsymbol|bm)", "vec"))
+
+
+def _with_vectors_of(gold: str, answer: str) -> str:
+    """Return the answer with bold letters for arrows, or the reverse, if the right answer has only the others."""
+    is_bold, has_arrow = _BOLD.search(gold), _ARROW.search(gold)
+    if is_bold and not has_arrow:
+        return _ARROW.sub(r"\\mathbf{\1\2}", answer)
+    return _BOLD.sub(r"\\vec{\1\2}", answer) if has_arrow and not is_bold else answer
+
+
+def _spelled(text: str) -> str:
+    """Return the LaTeX of words like "no solution" and "twelve"; any other text unchanged."""
+    words = normalize_words(text)
+    return text if words is None else PHRASES.get(words) or NUMBERS.get(words) or text
 
 
 @lru_cache(maxsize=8_192)
 def _compared(gold: str, answer: str, arithmetic: bool) -> str | tuple[str, str]:
     """Return why the answer is refused, or both answers as texts for the worker."""
     try:
-        latex = translate_unicode(answer)
+        latex = rewrite(answer)
         if len(latex) > 2 * MAX_LENGTH:
             raise Unreadable("it is too long")
+        if (option := _OPTION.fullmatch(latex)) is not None:
+            if (letter := option_letter(gold)) is not None:
+                is_only = _ANOTHER_OPTION.search(option["value"]) is None
+                return (letter, letter) if option["letter"] == letter and is_only else DIFFERENT
+            latex = option["value"]
+        gold, latex = _spelled(gold), _with_vectors_of(gold, _spelled(latex))
         gold_name, gold_words = plain_name(gold), normalize_words(gold)
         if gold_name is not None and gold_name == plain_name(latex):
             return gold_name, gold_name
         if gold_words is not None and is_text(gold):
             joined = conjunctions(gold) or ({"and"} if "," in gold_words else set())
             is_other = joined and conjunctions(latex) and joined != conjunctions(latex)
-            return _DIFFERENT if is_other or normalize_words(latex) != gold_words else (gold_words, gold_words)
+            return DIFFERENT if is_other or normalize_words(latex) != gold_words else (gold_words, gold_words)
         try:
             gold_tree = parse(gold)
         except Unreadable:
-            return _DIFFERENT if gold_name is not None else _compare_unparsed(gold, latex)
-        answer_tree = parse(answer, units=not find_operations(gold_tree).symbols)
-        return _compare_trees(gold_tree, answer_tree, arithmetic) or _DIFFERENT
+            return DIFFERENT if gold_name is not None else _compare_unparsed(gold, latex)
+        if _has_kind(gold_tree, "based") and "." in latex.strip(" .$"):
+            return DIFFERENT
+        answer_tree = parse(latex, units=not find_operations(gold_tree).symbols)
+        return _compare_trees(gold_tree, answer_tree, arithmetic) or DIFFERENT
     except (Unreadable, Undefined, _Refused) as error:
         return f"the answer is not accepted: {error}"
 
@@ -140,6 +189,7 @@ def _compare_trees(gold: Node, answer: Node, arithmetic: bool) -> tuple[str, str
     if {item.kind for item in golds} == {"based"} and any(item.kind == "unit" for item in answers):
         raise _Refused("words after a number in another base than ten")
     golds, answers = _without_units(golds, answers)
+    golds, answers = tuple(map(_multiplied_out, golds)), tuple(map(_multiplied_out, answers))
     if any(item.kind == "based" for item in (*golds, *answers)):
         return _compare_bases(golds, answers)
     if any(item.kind == "time" for item in golds):
@@ -150,10 +200,42 @@ def _compare_trees(gold: Node, answer: Node, arithmetic: bool) -> tuple[str, str
     gold_value, answer_value = exact_value(gold), exact_value(answer)
     if gold_value is not None and answer_value is not None:
         return (serialize(gold), serialize(gold)) if gold_value == answer_value else None
-    if {gold.kind, answer.kind} & {"sets", "set"} or (gold.kind == "relation" != answer.kind):
+    if {gold.kind, answer.kind} & {"sets", "set"}:
         gold, answer = _as_set(gold), _as_set(answer)
     names = _names(find_operations(gold).symbols, find_operations(answer).symbols)
     return _to_json(gold, names), _to_json(answer, names)
+
+
+def _multiplied_out(node: Node) -> Node:
+    """Return a matrix whose entries are multiplied by the number before or below it; any other node unchanged."""
+    matrices = [part for part in node.parts if part.kind == "matrix"]
+    others = [part for part in node.parts if part.kind != "matrix"]
+    values = [rational_value(part) for part in others if not find_operations(part).names - {"a fraction"}]
+    factors = [value for value in values if value is not None]
+    if len(matrices) != 1 or len(factors) < len(others):
+        return node
+    (matrix,), scale = matrices, math.prod(factors, start=Fraction(1))
+    if node.kind == "quotient" and node.parts[0] is matrix and scale:
+        scale = 1 / scale
+    elif node.kind == "minus":
+        scale = Fraction(-1)
+    elif node.kind != "product":
+        return node
+    rows = (row._replace(parts=tuple(_times(scale, part) for part in row.parts)) for row in matrix.parts)
+    return matrix._replace(parts=tuple(rows))
+
+
+def _times(scale: Fraction, node: Node) -> Node:
+    value = rational_value(node)
+    factor = _rational(scale if value is None else scale * value)
+    return factor if value is not None else Node("product", parts=(factor, node))
+
+
+def _rational(value: Fraction) -> Node:
+    digits = Node("number", str(abs(value.numerator)))
+    if value.denominator > 1:
+        digits = Node("quotient", parts=(digits, Node("number", str(value.denominator))))
+    return Node("minus", parts=(digits,)) if value < 0 else digits
 
 
 def _has_kind(node: Node, kind: str) -> bool:
@@ -188,8 +270,10 @@ def _is_label(node: Node) -> bool:
 def _without_names(gold: Node, answer: Node) -> tuple[Node, Node]:
     """Return both without the names before their values, except for relations that are compared as relations."""
     _check_solved(_items(gold), _items(answer))
-    if _is_surely_set(gold) and (bounds := _bounds(answer)) is not None:
-        return gold, bounds
+    if (regions := _regions(gold, answer)) is not None:
+        return regions
+    answer = _coordinates(answer, gold)
+    gold = _coordinates(gold, answer) if answer.kind == "bracket" else gold
     if gold.kind == "list" or answer.kind == "list":
         return _lists_without_names(_items(gold), _items(answer))
     gold_name, answer_name = _name(gold), _name(answer)
@@ -207,7 +291,7 @@ def _without_names(gold: Node, answer: Node) -> tuple[Node, Node]:
     if gold.kind == "relation":
         return (orient(gold) if gold_name is None else gold.parts[1]), answer
     if answer.kind == "relation":
-        if answer_name is None:
+        if answer_name is None and not _is_sum_of_names(answer):
             raise _Refused("a relation that is not a name and its value")
         _check_name(answer_name, (gold,))
         return gold, answer.parts[1]
@@ -278,11 +362,18 @@ def _is_name(node: Node) -> bool:
     if node.kind == "product":
         return all(part.kind == "symbol" and part.text in _CORNERS for part in node.parts)
     if node.kind == "bracket" and node.text == "()":
-        return all(part.kind == "symbol" for part in node.parts)
+        return all(map(_is_symbol, node.parts))
     return node.kind == "call" and node.text == "abs" and _is_name(node.parts[0])
 
 
 _CORNERS = frozenset({*string.ascii_uppercase, "m", "\\angle", "\\triangle"})
+
+
+def _is_sum_of_names(node: Node) -> bool:
+    """Return whether a relation is like m + n = 5."""
+    names = node.parts[0].parts
+    is_sum = node.text == "=" and node.parts[0].kind == "sum"
+    return is_sum and all(map(_is_symbol, names)) and len(set(names)) == len(names)
 
 
 def _is_free(name: str | None) -> bool:
@@ -298,12 +389,17 @@ def _check_name(name: str | None, golds: tuple[Node, ...]) -> None:
 def _values(items: tuple[Node, ...], names: list[str | None]) -> tuple[Node, ...] | None:
     """Return the values of one name, which comes before each or before the first; None if the list has another form."""
     distinct = {name for name in names if name is not None}
+    if len(distinct) == len(items) > 1:  # x_1 = 2, x_2 = 3
+        distinct = {_INDEX.sub("", name) for name in distinct if _INDEX.search(name)} or distinct
     unnamed = [item for item, name in zip(items, names, strict=True) if name is None]
     if any(item.kind == "relation" for item in unnamed) or len(distinct) > 1:
         return None
     if distinct and unnamed and (names[0] is None or len(unnamed) < len(items) - 1):
         return None
     return tuple(item if name is None else item.parts[1] for item, name in zip(items, names, strict=True))
+
+
+_INDEX = re.compile(r"_\{[0-9]\}\Z")
 
 
 def _by_name(items: tuple[Node, ...]) -> Node:
@@ -328,26 +424,89 @@ def orient(node: Node) -> Node:
 _FLIPPED = {">": "<", "≥": "≤"}
 
 
-def _bounds(answer: Node) -> Node | None:
-    """Return the set of the solutions of 1 < x ≤ 3, or of x < 1 or x > 3; None for other relations."""
-    if answer.kind == "list" and answer.text == "or":
-        bounds = [_bounds(part) for part in answer.parts]
-        symbols = {part for relation in answer.parts for part in relation.parts if part.kind == "symbol"}
-        intervals = [bound for bound in bounds if bound is not None]
-        is_union = len(intervals) == len(bounds) and len(symbols) == 1
-        return functools.reduce(lambda left, right: Node("sets", "∪", (left, right)), intervals) if is_union else None
-    if answer.kind != "relation":
+def _regions(gold: Node, answer: Node) -> tuple[Node, Node] | None:
+    """Return the sets of numbers that both describe: intervals, and bounds of one symbol; else None."""
+    if not (_is_surely_set(gold) or _has_kind(gold, "relation")):
         return None
-    relation = orient(answer)
+    regions, symbols = [], []
+    for node in (gold, answer):
+        symbol = {part for item in _items(node) for part in item.parts if item.kind == "relation" if _is_symbol(part)}
+        region = node if node.kind == "set" or _is_set(node) else _region(node)
+        if region is None or region.text == "{}" or len(symbol) > 1:
+            return None
+        regions.append(region)
+        symbols.append({lower_initial(part.text) for part in symbol})
+    if symbols[0] and symbols[1] and symbols[0] != symbols[1]:
+        return None
+    return regions[0], regions[1]
+
+
+_EVERYTHING = Node("set", "R")
+
+
+def _region(node: Node) -> Node | None:
+    """Return the set of the solutions of 1 < x ≤ 3, x ≠ 2, or of x < 1 or x > 3; None for anything else."""
+    if _is_interval(node) or node.kind in ("sets", "set"):
+        return node
+    if node.kind == "list":
+        regions = [_region(part) for part in node.parts]
+        parts = [region for region in regions if region is not None and region != _EVERYTHING]
+        if None in regions or not parts or all(part.text == "=" for part in node.parts):
+            return None
+        if node.text == "and" or _EVERYTHING in regions:
+            return functools.reduce(_both, parts)
+        return functools.reduce(lambda left, right: Node("sets", "∪", (left, right)), parts)
+    if node.kind != "relation":
+        return None
+    relation = orient(node)
     signs, parts = relation.text.split(" "), relation.parts
-    inner = [index for index, part in enumerate(parts) if part.kind == "symbol"]
+    if signs in (["="], ["≠"]) and _is_symbol(parts[0]):
+        point = Node("bracket", "{}", parts[1:])
+        return point if signs == ["="] else Node("sets", "∖", (_EVERYTHING, point))
+    if signs == ["∈"] and _is_symbol(parts[0]):
+        return parts[1] if _is_set(parts[1]) else None
+    inner = [index for index, part in enumerate(parts) if _is_symbol(part)]
     if set(signs) - {"<", "≤"} or len(parts) > 3 or len(inner) != 1 or (len(parts) == 3 and inner != [1]):
         return None
     low, high = parts[: inner[0]], parts[inner[0] + 1 :]
     signs = [*([] if low else ["<"]), *signs, *([] if high else ["<"])]
-    infinity = Node("constant", "∞")
-    ends = (*(low or [Node("minus", parts=(infinity,))]), *(high or [infinity]))
+    ends = (*(low or [_BELOW]), *(high or [_ABOVE]))
     return Node("bracket", "([)]"[signs[0] == "≤"] + "([)]"[2 + (signs[1] == "≤")], ends)
+
+
+_ABOVE = Node("constant", "∞")
+_BELOW = Node("minus", parts=(_ABOVE,))
+
+
+def _both(left: Node, right: Node) -> Node:
+    """Return the numbers above one bound and below another; for other sets, their intersection."""
+    if _is_interval(left) and _is_interval(right):
+        if left.parts[0] == _BELOW:
+            left, right = right, left
+        if left.parts[1] == _ABOVE and right.parts[0] == _BELOW:
+            return Node("bracket", left.text[0] + right.text[1], (left.parts[0], right.parts[1]))
+    return Node("sets", "∩", (left, right))
+
+
+def _is_symbol(node: Node) -> bool:
+    return node.kind == "symbol"
+
+
+_AXES = frozenset({("x", "y"), ("x", "y", "z"), ("a", "b"), ("a", "b", "c"), ("m", "n"), ("p", "q"), ("\\theta", "r")})
+
+
+def _coordinates(node: Node, other: Node) -> Node:
+    """Return (x, y) = (1, 2) and "x = 1, y = 2" in the form that the other answer has; any other node unchanged."""
+    if node.kind == "relation" and other.kind == "list" and [part.text for part in node.parts] == ["()", "()"]:
+        names, values = (part.parts for part in node.parts)
+        if len(names) == len(values) and all(map(_is_symbol, names)):
+            return Node("list", parts=tuple(Node("relation", "=", pair) for pair in zip(names, values, strict=True)))
+    names = tuple(sorted(_name(item) or "" for item in _items(node)))
+    is_tuple = other.text == "()" or (other.kind == "relation" and other.parts[-1].text == "()")
+    if node.kind == "list" and node.text != "or" and is_tuple and names in _AXES:
+        values = {_name(item): item.parts[1] for item in node.parts}
+        return Node("bracket", "()", tuple(values[name] for name in (names[::-1] if "r" in names else names)))
+    return node
 
 
 # Elements
@@ -389,6 +548,8 @@ def _without_units(golds: Nodes, answers: Nodes) -> tuple[Nodes, Nodes]:
     )
     if gold_units and any(item.kind == "percent" for item in answers):
         raise _Refused("another unit, '%'")
+    if answer_units and any(item.kind == "percent" for item in golds):
+        raise _Refused("a unit where the right answer has '%'")
     pairs = [_without_percent(*pair) for pair in zip(golds, answers, strict=True)]
     return tuple(gold for gold, _ in pairs), tuple(answer for _, answer in pairs)
 
@@ -471,8 +632,6 @@ def _check_shapes(golds: Nodes, answers: Nodes) -> None:
 
 def _may_be_set(gold: Node, answer: Node) -> bool:
     """Return whether a set may be compared with the right answer, which is another set or an inequality."""
-    if gold.kind == "relation":
-        return not set(gold.text.split(" ")) - {"<", "≤"}
     if "set" in (gold.kind, answer.kind) and (_is_interval(gold) or _is_interval(answer)):
         # The point (8, -2), read as an interval, would equal ∅; only the set of all numbers has both forms.
         return {str(exact_value(part)) for part in (*gold.parts, *answer.parts)} == {"-∞", "∞"}
@@ -505,8 +664,11 @@ _GRANTS = {
     "a division of numbers": {"a fraction"},
     "exponential": {"e", "a division by symbols", "a fraction"},
     "e": {"exponential"},
+    "a fraction": {"a negative power"},
+    "a negative power": {"a fraction"},
+    "logarithm": {"a division by symbols", "a fraction"},
     "trigonometric function": {"a division by symbols", "a fraction"},
-    "binomial": {"a fraction"},
+    "binomial": {"a fraction", "factorial"},
     "∪": {"∖"},
     "∖": {"∪"},
     "hyperbolic function": {"e", "exponential", "a division by symbols", "a fraction"},

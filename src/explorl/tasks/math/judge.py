@@ -20,6 +20,7 @@ from explorl.sandbox.isolated_call import IsolatedFunction, IsolatedResult, Isol
 from explorl.tasks.math import form
 from explorl.tasks.math import prompt as math_prompt
 from explorl.tasks.math.normalize import MAX_LENGTH, normalize, parse_numeral
+from explorl.tasks.math.vectors import same_products
 
 Pair = tuple[str, str]
 """The right answer, and the answer to judge."""
@@ -103,7 +104,13 @@ class Judge:
 
 
 def _unless_refused(judgement: Judgement, gold: str, answer: str, prompt: str) -> Judgement:
-    """Return the judgement, or a refusal of a right value without the form that the prompt asks for."""
+    """Return the judgement, or a refusal of a right value without the form that the prompt asks for.
+
+    A product like -b × a, which is not a × b if all symbols commute, is accepted here.
+    """
+    is_different = not judgement.same and judgement.error in (None, form.DIFFERENT)
+    if is_different and "\\times" in gold and same_products(prompt, gold, answer):
+        judgement = Judgement(True, seconds=judgement.seconds)
     reason = math_prompt.refusal_reason(prompt, gold, answer) if judgement.same and answer != gold else None
     return judgement if reason is None else Judgement(False, reason, judgement.seconds)
 

@@ -85,6 +85,9 @@ _BREAKS = frozenset("\f\v\x1c\x1d\x1e\x1f\x85\u2028\u2029")
 _BRACED = re.compile(r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
 _INVISIBLE = re.compile(r" *\.")
 _WORDS = re.compile(r"[A-Za-z0-9 .,'/^-]*")
+# A formula in \text{…}, maybe with words after a number: it does not begin with a letter.
+_FORMULA = re.compile(r" *(?:[-+(.0-9]|\\[$%])(?:[^\\{}]|\\[$% ,;:!])*")
+_SEPARATOR = re.compile("[,;](?: (and|or))?")
 _MEASURES = frozenset({"min", "sec", "arcsec"})
 _PART_END = re.compile(r"[ .]*(?:[,;/$)}\]]|\\[)\]]|$)")
 _POWER = re.compile(r"\^\{ ?(-?[0-9]) ?\}")
@@ -97,6 +100,33 @@ _SCAN = re.compile(
     r"|(?P<word>[A-Za-z]+)"
     r"|(?P<sign>\*\*|<=|>=|!=|[^\\])"
 )
+
+
+# Other ways to write what the grammar has. The order matters; each pattern takes time linear in the text.
+_NOTATIONS = [
+    (re.compile(pattern), by)
+    for pattern, by in (
+        (r"\\(?:text)?color *\{[A-Za-z0-9!]*\}", " "),
+        (r"\{:\}|\\!:\\!|\\colon(?![A-Za-z])", ":"),
+        (r"\\cr(?![A-Za-z])", r"\\\\ "),
+        (r"\\\\ *\[ *-?[0-9.]+ *(?:pt|ex|em|mm|cm|in) *\]", r"\\\\ "),
+        (r"\\backslash(?![A-Za-z])", r"\\setminus "),
+        (r"(?<=[0-9]) [xX] (?=10 ?\^)", r" \\times "),
+        (r"(?<![0-9])\.(?=\\(?:overline|bar|dot)(?![A-Za-z]))", "0."),
+        (r"_\{\\(?:text|mathrm) *\{ *base *\} *([0-9]+) *\}|_\{ *\( *([0-9]+) *\) *\}", r"_{\1\2}"),
+        (r"(?<=[0-9]) *(?:\\text *\{ *(?:in )?base *\}| base ) *\{?([0-9]+)\}?", r"_{\1}"),
+        (r"(?<=[0-9])(?: *\\text *\{ *(?:is )?to *\} *| +to +)(?=[0-9])", ":"),
+        (r"\b([ap])\. ?m\b\.?", r"\1m"),
+    )
+]
+
+
+def rewrite(text: str) -> str:
+    """Return an answer's text in the notation of the grammar: without signs of Unicode and colours, ``:`` for "to"."""
+    text = translate_unicode(text)
+    for pattern, by in _NOTATIONS:
+        text = pattern.sub(by, text)
+    return text
 
 
 def translate_unicode(text: str) -> str:
@@ -165,13 +195,20 @@ def _text_tokens(text: str, position: int, command: str, spaced: int) -> tuple[l
     name = unit if all(map(is_abbreviation, re.findall("[A-Za-z]+", unit))) else name
     if braced and not name:
         return [], braced.end()
+    if braced and (separator := _SEPARATOR.fullmatch(name)):
+        words = [Token("text", separator[1], spaced)] if separator[1] else []
+        return [Token("sign", ",", spaced), *words], braced.end()
     if braced and (name in FUNCTIONS or name in ALIASES) and not _is_measure(name, text, braced.end()):
         return [Token("command", f"\\{name}", spaced)], braced.end()
     if braced and len(name) > 1 and name[0].isalpha() and _WORDS.fullmatch(name):
         return [Token("text", name, spaced)], braced.end()
-    if braced and re.fullmatch(r"[A-Za-z]|[-+]?[0-9.,]+", name):
-        first, *others = tokenize(name)
+    if braced and (re.fullmatch("[A-Za-z]", name) or _FORMULA.fullmatch(content)):
+        first, *others = [_as_text(token) for token in tokenize(content.strip())]
         return [first._replace(spaced=spaced), *others], braced.end()
     if command[1:] not in _FONTS:
         raise Unreadable(f"{command} contains something other than letters, digits and .,'-")
     return [], position  # letters in another font: the command is ignored
+
+
+def _as_text(token: Token) -> Token:
+    return token._replace(kind="text") if token.kind == "word" and len(token.text) > 1 else token

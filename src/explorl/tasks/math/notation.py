@@ -59,6 +59,12 @@ def _bare(node: Node) -> Node:
     return _bare(items[0]) if len(items) == 1 else Node("list", parts=tuple(map(_bare, items)))
 
 
+def is_unreduced(node: Node) -> bool:
+    """Return whether an answer is a fraction like 2/4."""
+    literal = _literal(_bare(node))
+    return literal is not None and literal[0] == "unreduced fraction"
+
+
 def _literal(node: Node) -> tuple[str, Fraction] | None:
     """Return the notation and value of a number; None if the node is something else or a calculation."""
     if node.kind == "minus":

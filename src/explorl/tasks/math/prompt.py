@@ -12,27 +12,35 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
+from explorl.tasks.math.form import option_letter
 from explorl.tasks.math.latex import Node, parse
 from explorl.tasks.math.latex_tokens import FUNCTIONS, Unreadable
 from explorl.tasks.math.normalize import normalize
-from explorl.tasks.math.notation import Forms, forms
+from explorl.tasks.math.notation import Forms, forms, is_unreduced
 from explorl.tasks.math.value import find_operations
-from explorl.tasks.math.vectors import are_reordered
+from explorl.tasks.math.vectors import same_products
 from explorl.tasks.math.words import is_text, normalize_words, plain_name
 
 
 def refusal_reason(prompt: str, gold: str, answer: str) -> str | None:
     """Return why an answer with the right value is refused; None if it is what the prompt asks for."""
-    if are_reordered(prompt, gold, answer):
+    if same_products(prompt, gold, answer) is False:
         return "a product of vectors or matrices in another order"
     if restates(prompt, gold, answer):
         return "a formula of the problem, which asks for another form of it"
+    if _LOWEST_TERMS.search(prompt) and _is_unreduced(answer) and not _is_unreduced(gold):
+        return "a fraction that is not in lowest terms"
     return None
 
 
 def restates(prompt: str, gold: str, answer: str) -> bool:
     """Return whether an answer repeats a formula of the prompt while the right answer has another form."""
-    if not prompt or plain_name(gold) is not None or (is_text(gold) and normalize_words(gold) is not None):
+    if (
+        not prompt
+        or option_letter(gold) is not None
+        or plain_name(gold) is not None
+        or (is_text(gold) and normalize_words(gold) is not None)
+    ):
         return False
     units = _may_have_unit(gold)
     gold_forms, answer_forms = _forms(gold, units), _forms(answer, units)
@@ -45,6 +53,18 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
         for prompt_forms in _forms_in(prompt, units)
         for answer_form, prompt_form, gold_form in zip(answer_forms, prompt_forms, gold_forms, strict=True)
     )
+
+
+_LOWEST_TERMS = re.compile(
+    r"\b(?:lowest terms|simplest (?:\w+ )?form|reduced? (?:the )?(?:fraction|form)|simplify)\b", re.I
+)
+
+
+def _is_unreduced(answer: str) -> bool:
+    try:
+        return is_unreduced(parse(answer))
+    except Unreadable:
+        return False
 
 
 def _may_have_unit(gold: str) -> bool:
@@ -149,6 +169,8 @@ def _nodes(text: str, units: bool) -> Iterator[Node]:
         yield node
         if node.kind in ("relation", "list", "bracket", "unit", "percent"):
             waiting += node.parts
+        if node.kind == "percent":
+            yield Node("quotient", parts=(*node.parts, Node("number", "100")))
 
 
 @lru_cache(maxsize=8_192)

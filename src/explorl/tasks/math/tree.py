@@ -235,6 +235,50 @@ def _are_same_relation(right: tuple[str, Any, Any], stated: tuple[str, Any, Any]
     return right[0] in ("==", "!=") or factor.is_positive is True
 
 
+_SIGNS = ("+++++", "++-+-", "-+--+", "+--++", "---+-", "-++-+", "+-+--", "-----")
+_MOST_DIGITS, _DIGITS = 64, 60  # binary, decimal
+_MOST_DIFFERENCE = 1e-50  # no fraction of so few digits is that close to e or π
+
+
+def agree(gold: Any, answer: Any) -> bool:
+    """Return whether two elementary formulas have the same real values at several points, of both signs.
+
+    sympy alone does not know ln(1/x) = -ln x, because it holds only where both are real.
+    """
+    import sympy
+
+    if not all(isinstance(tree, sympy.Expr) and all(map(_is_analytic, _nodes(tree))) for tree in (gold, answer)):
+        return False
+    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    count = 0
+    all_signs = _SIGNS if symbols else _SIGNS[:1]
+    for index, signs in enumerate(all_signs):
+        point = {
+            symbol: sympy.Rational(f"{signs[i % 5]}{_POINTS[0][(i + index) % 5]}") * (1 + (i + index) % 3)
+            for i, symbol in enumerate(symbols)
+        }
+        try:
+            first, second = (tree.evalf(_DIGITS, subs=point) for tree in (gold, answer))
+            if not (first.is_finite and second.is_finite) or bool(first.is_real) != bool(second.is_real):
+                return False
+            difference, size = abs(first - second), max(abs(first), abs(second))
+            if first.is_real and not difference <= _MOST_DIFFERENCE * size:
+                return False
+        except (TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError):
+            return False
+        count += bool(first.is_real)
+    return count >= min(2, len(all_signs))
+
+
+def _is_analytic(node: Any) -> bool:
+    import sympy
+
+    kinds = (sympy.Add, sympy.Mul, sympy.Pow, sympy.Symbol, sympy.NumberSymbol, sympy.Abs)
+    if isinstance(node, sympy.Rational):
+        return _bits(node) <= _MOST_DIGITS
+    return isinstance(node, kinds) or _is_elementary(node)
+
+
 _POINTS = ((0.37145, 0.61923, 0.83311, 0.29077, 0.71539), (0.44871, 0.23957, 0.57713, 0.91331, 0.12893))
 
 

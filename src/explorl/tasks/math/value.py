@@ -250,6 +250,8 @@ def _visit_power(node: Node, operations: Operations) -> None:
             operations.names.add("a root of symbols")
     elif size is not None and size.denominator != 1:
         operations.names.add("a root")
+    elif base.kind == "constant" and size is not None and size < 0:
+        operations.names.add("a negative power")
     elif _is_constant_sum(base):
         operations.names.add("a power of a sum")
     elif (base.kind != "constant" and size is not None and not is_power_of_ten(node)) or base == Node("constant", "i"):

@@ -13,6 +13,25 @@ _ONLY_WORDS = re.compile(r"[^\W\d_][^\W_]*(?:[ .,'()=&/-]+[^\W\d_][^\W_]*|,? [0-
 _SHORT_WORDS = frozenset(
     {"yes", "no", "odd", "all", "one", "two", "six", "ten", "red", "sun", "mon", "tue", "wed", "thu", "fri", "sat"}
 )
+_ARTICLE = re.compile(r"(?:(?:it|this|that|the answer) (?:is|was) )?(?:(?:a|an|the) )?(?=\w)")
+PHRASES = {
+    "no solution": r"\emptyset", "no solutions": r"\emptyset", "no real solution": r"\emptyset",
+    "no real solutions": r"\emptyset", "empty set": r"\emptyset", "none": r"\emptyset", "infinity": r"\infty",
+    "positive infinity": r"\infty", "negative infinity": r"-\infty", "all real numbers": r"\mathbb{R}",
+    "all reals": r"\mathbb{R}", "real numbers": r"\mathbb{R}",
+}  # fmt: skip
+"""Maps words, as `normalize_words` returns them, to LaTeX."""
+_UNITS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+NUMBERS = {name: str(value) for value, name in enumerate(_UNITS.split())} | {
+    f"{tens} {unit}".strip(): str(10 * index + value)
+    for index, tens in enumerate(_TENS.split(), start=2)
+    for value, unit in enumerate(["", *_UNITS.split()[1:10]])
+}
+"""Maps the names of whole numbers below a hundred to their digits."""
 _NAME = re.compile(r"[A-Z][A-Za-z]*[0-9][A-Za-z0-9]*|[a-z][0-9]+")
 _ROMAN = re.compile(r"(?=..)M{0,3}(?:C[MD]|D?C{0,3})(?:X[CL]|L?X{0,3})(?:I[XV]|V?I{0,3})")
 _MATHEMATICS = frozenset({"sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "arcsin", "arccos", "arctan"})
@@ -28,7 +47,8 @@ def normalize_words(text: str) -> str | None:
         return None
     divider = "=" if "=" in text else ","
     parts = re.sub(r",? (?:and|or) ", ",", text.casefold()).split(divider)
-    return f" {divider} ".join(sorted(" ".join(re.findall(r"[^\W_]+", part)) for part in parts))
+    bare = [_ARTICLE.sub("", " ".join(re.findall(r"[^\W_]+", part))) for part in parts]
+    return f" {divider} ".join(sorted(bare))
 
 
 def conjunctions(text: str) -> set[str]:
