@@ -32,7 +32,7 @@ small language that `latex` parses, and is as finished as the right answer:
   digits, Roman numerals and three capitals: ``CO2`` is ``\mathrm{CO}_2`` and not ``C2O``, ``XL`` is not ``LX``. "And"
   between words, conditions or values of several names is not "or".
 
-If the right answer itself cannot be parsed, the answer may have the same commands, and `tree` bounds the comparison.
+If the right answer itself cannot be parsed, only the same text is accepted, except for layout.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from typing import NamedTuple
 
 from explorl.tasks.json_lines import read_records, short_repr
 from explorl.tasks.math.latex import Node, drop_base_ten, parse, serialize
-from explorl.tasks.math.latex_tokens import FUNCTIONS, Unreadable, rewrite
-from explorl.tasks.math.normalize import MAX_LENGTH, normalize, repair_latex
+from explorl.tasks.math.latex_tokens import Unreadable, rewrite
+from explorl.tasks.math.normalize import MAX_LENGTH, normalize
 from explorl.tasks.math.tree import TREE
 from explorl.tasks.math.units import is_unit, names_a_value, same_unit
 from explorl.tasks.math.value import Operations, Undefined, exact_value, find_operations, rational_value
@@ -90,12 +90,11 @@ def refusal_reason(gold: str, answer: str, *, arithmetic: bool = False) -> str |
 
 
 def worker_texts(gold: str, answer: str, *, arithmetic: bool = False) -> tuple[str, str]:
-    """Return both answers as texts for `tree.build`; equal texts are equal answers, if the answer is not refused.
-
-    If one of them cannot be parsed here, both texts are LaTeX, for math-verify's parser.
-    """
+    """Return both answers as texts for `tree.build`; equal texts are equal answers. Raise if the answer is refused."""
     result = _compared(gold, answer, arithmetic)
-    return (repair_latex(gold), repair_latex(answer)) if isinstance(result, str) else result
+    if isinstance(result, str):
+        raise ValueError(result)
+    return result
 
 
 class _Refused(ValueError):
@@ -167,7 +166,7 @@ def _compared(gold: str, answer: str, arithmetic: bool) -> str | tuple[str, str]
         try:
             gold_tree = parse(gold)
         except Unreadable:
-            return DIFFERENT if gold_name is not None else _compare_unparsed(gold, latex)
+            return (None if gold_name is not None else _compare_unparsed(gold, latex)) or DIFFERENT
         if _has_kind(gold_tree, "based") and "." in latex.strip(" .$"):
             return DIFFERENT
         answer_tree = parse(latex, units=not find_operations(gold_tree).symbols)
@@ -730,56 +729,11 @@ def _values_of(node: Node, names: dict[str, str]) -> list[object]:
 
 # Right answers that cannot be parsed
 
-_COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)")
-_NAMING = re.compile(
-    r"\\(?:text\w*|math\w+|mbox|bm|boldsymbol|operatorname|variable|\w*(?:hat|bar|dot|tilde|vec|line))\b"
-)
-_RANGE = re.compile(
-    r"\\(?P<name>lim|sum|prod|int|oint|bigcup|bigcap)(?:\\(?:no)?limits)?"
-    r"(?P<scripts>(?:[_^](?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+|[^\\{}]))*)"
-)
-_PLAIN_NAME = re.compile(r" *(?:\{[A-Za-z0-9 .,'-]*\}|[A-Za-z0-9])")
-_HARMLESS = {f"\\{name}" for name in (*FUNCTIONS, "frac", "dfrac", "sqrt", "cdot", "times", "left", "right", "pi")} | {
-    "\\,", "\\;", "\\!", "\\ ", "\\{", "\\}", "\\\\", "\\infty", "\\text",
-}  # fmt: skip
 
-
-def _compare_unparsed(gold: str, answer: str) -> tuple[str, str]:
-    """Return both as texts; raise if the answer has commands or names that the right answer does not have."""
-    if _without_spaces(answer) == _without_spaces(gold):
-        return repair_latex(gold), repair_latex(gold)
-    if foreign := sorted(set(_COMMAND.findall(answer)) - set(_COMMAND.findall(gold)) - _HARMLESS):
-        raise _Refused(f"{foreign[0]}, which the right answer does not have")
-    if not answer.isascii() or not all(_PLAIN_NAME.match(answer, match.end()) for match in _NAMING.finditer(answer)):
-        raise _Refused("a name that is not plain")
-    if _ranges(gold) != _ranges(answer) and any(name == "lim" or hidden for name, _, hidden in _ranges(gold)):
-        raise _Refused("another limit, or another range of an index")
-    # math-verify reads every : as a division, and x2 as 2x
-    if normalize(answer) != normalize(gold) and (
-        ":" in answer + gold or any(_has_digit_after_letter(text) for text in (answer, gold))
-    ):
-        raise _Refused("a colon, or a digit right after a letter, which can be read in several ways")
-    return repair_latex(gold), repair_latex(answer)
-
-
-def _ranges(text: str) -> list[tuple[str, str, bool]]:
-    r"""Return the scripts of each ``\lim``, ``\sum`` and the like, and whether its index is part of a name.
-
-    math-verify reads the index of a_n as part of a name, so a_n would have the same limit and sum everywhere.
-    """
-    text = _without_spaces(text)
-    rest, ranges = _RANGE.sub(" ", text), []
-    for match in _RANGE.finditer(text):
-        scripts = match["scripts"]
-        index = re.match(r"_\{?([A-Za-z])(?![A-Za-z])", scripts)
-        is_hidden = index is not None and re.search(rf"_(?:\{{[^{{}}]*)?{index[1]}", rest) is not None
-        ranges.append((match["name"], scripts.replace(index[1], "·", 1) if index else scripts, is_hidden))
-    return sorted(ranges)
-
-
-def _has_digit_after_letter(text: str) -> bool:
-    """Return whether a digit follows a letter directly and is not the exponent of 4.5e33."""
-    return re.search(r"[A-Za-z](?<![0-9.][eE])[0-9]", _COMMAND.sub(" ", text)) is not None
+def _compare_unparsed(gold: str, answer: str) -> tuple[str, str] | None:
+    """Return both as texts if they are the same; spaces without meaning do not count."""
+    is_same = _without_spaces(answer) == _without_spaces(gold) or normalize(answer) == normalize(gold)
+    return (gold, gold) if is_same else None
 
 
 def _without_spaces(text: str) -> str:

@@ -47,6 +47,7 @@ class Node(NamedTuple):
     ratio                                               three or more, like those of 1:2:3
     power                                               base and exponent
     root                                                radicand and index
+    series     ``sum`` or ``product``                   what is added or multiplied, its index, and the index's range
     call       the function, like ``sin``, or a sign    arguments; the signs × and · only with ``vectors``
     percent                                             the number before the sign
     unit       the unit, like ``cm^2``                  what it measures
@@ -649,6 +650,25 @@ class _Parser:
             self._expect("]")
         return Node("root", parts=(_as_expression(self._argument()), index))
 
+    def _series(self, name: str) -> Node:
+        r"""Parse a sum or product over an index: ``\sum_{k=1}^{n} k^2``. The index gets a name that no letter has."""
+        index = low = high = None
+        while self._peek() in ("_", "^") and (high is None or low is None):
+            if self._next_token().text == "^":
+                high = _as_expression(self._exponent())
+            else:
+                range_ = self._base()
+                if range_.kind != "relation" or range_.text != "=" or range_.parts[0].kind != "symbol":
+                    raise Unreadable("an index without a range")
+                index, low = range_.parts[0], _as_expression(range_.parts[1])
+        if index is None or low is None or high is None:
+            raise Unreadable("an index without a range")
+        body = _as_expression(self._term())
+        if _is_part_of_name(index.text, body):
+            raise Unreadable("an index in a name, like the k of a_k")
+        name_of_index = Node("symbol", f"index{_depth(body)}")
+        return Node("series", name, (_replaced(body, index, name_of_index), name_of_index, low, high))
+
     def _surd(self) -> Node:
         return Node("root", parts=(_as_expression(self._base()), Node("number", "2")))
 
@@ -732,6 +752,8 @@ class _Parser:
 _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     **dict.fromkeys(("frac", "dfrac", "tfrac", "cfrac"), _Parser._fraction),
     **dict.fromkeys(("binom", "dbinom", "tbinom"), _Parser._binomial),
+    "sum": lambda parser: parser._series("sum"),
+    "prod": lambda parser: parser._series("product"),
     "sqrt": _Parser._root,
     "surd": _Parser._surd,
     "mathbb": _Parser._blackboard,
@@ -745,7 +767,7 @@ _STARTS = frozenset({*_COMMANDS, *_SYMBOLS, *_ACCENTS})
 
 _EXPRESSIONS = frozenset({
     "number", "repeating", "based", "symbol", "constant", "sum", "minus", "choice", "product", "quotient", "power",
-    "root", "call", "matrix",
+    "root", "call", "matrix", "series",
 })  # fmt: skip
 
 
@@ -819,6 +841,20 @@ def _canonical_digits(digits: str) -> str:
     whole, _, part = mantissa.partition(".")
     whole, part = whole.lstrip("0") or "0", part.rstrip("0")
     return whole + (f".{part}" if part else "") + (f"e{int(exponent)}" if mark else "")
+
+
+def _is_part_of_name(letter: str, node: Node) -> bool:
+    is_name = node.kind == "symbol" and node.text != letter and letter in node.text
+    return is_name or any(_is_part_of_name(letter, part) for part in node.parts)
+
+
+def _depth(node: Node) -> int:
+    """Return how many sums over an index are nested in a node."""
+    return max(map(_depth, node.parts), default=0) + (node.kind == "series")
+
+
+def _replaced(node: Node, old: Node, new: Node) -> Node:
+    return new if node == old else node._replace(parts=tuple(_replaced(part, old, new) for part in node.parts))
 
 
 def drop_base_ten(node: Node) -> Node:

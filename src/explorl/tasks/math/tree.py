@@ -398,6 +398,13 @@ def _call(text: str, parts: list[Any]) -> Any:
     return getattr(sympy, name)(*parts)
 
 
+def _series(text: str, parts: list[Any]) -> Any:
+    import sympy
+
+    body, *index = parts
+    return {"sum": sympy.Sum, "product": sympy.Product}[text](body, tuple(index))
+
+
 def _tuple(text: str, parts: list[Any]) -> Any:
     import sympy
 
@@ -457,6 +464,7 @@ _BUILDERS: dict[str, Callable[[str, list[Any]], Any]] = {
     "power": _power,
     "root": _root,
     "call": _call,
+    "series": _series,
     "bracket": _tuple,
     "named": _tuple,
     "interval": _interval,

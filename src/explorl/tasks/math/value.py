@@ -186,6 +186,8 @@ def _visit(node: Node, operations: Operations) -> None:
         operations.names.add(node.text)
     elif node.kind in ("number", "repeating"):
         operations.decimals |= not node.text.isdigit()
+    elif node.kind == "series":
+        operations.names.add(f"a {node.text} over an index")
     elif node.kind == "call":
         operations.names.add(FUNCTIONS.get(node.text, node.text))
     elif node.kind in _VISITS:
