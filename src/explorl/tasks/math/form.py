@@ -16,8 +16,8 @@ small language that `latex` parses, and is as finished as the right answer:
 * **Symbols** must be those of the right answer. Capitals differ from small letters if either side has both.
 * **=** may follow a name: a symbol, f(x), the corners of a figure, a word. ``x = 5`` is 5; ``7 = 5`` is refused.
   ``\in`` may follow one, before a set, and ``x \ge 1`` is ``[1,\infty)``. Other relations are compared with relations,
-  side by side (`tree`); if the right answer is ``x = 5`` or ``x < 5``, a relation that is not solved is refused. Words
-  before an = that deny the value after it, such as "anything but", are not a name.
+  side by side (`sympy_worker`); if the right answer is ``x = 5`` or ``x < 5``, a relation that is not solved is
+  refused. Words before an = that deny the value after it, such as "anything but", are not a name.
 * **Brackets** matter: ``(1,2)``, ``[1,2)`` and ``\{1,2\}`` differ. A bare list is a set, in any order. Both must have
   the same number of elements; ± counts as two. ``(8,-2)`` is a point and not an empty interval.
 * **Ratios**: ``2:3`` is a quotient, ``1:2:3`` equals what is proportional to it, in this order. ``6:00`` and ``4:30``
@@ -51,7 +51,6 @@ from explorl.tasks.json_lines import read_records, short_repr
 from explorl.tasks.math.latex import Node, drop_base_ten, parse, serialize
 from explorl.tasks.math.latex_tokens import Unreadable, rewrite
 from explorl.tasks.math.normalize import MAX_LENGTH, normalize
-from explorl.tasks.math.tree import TREE
 from explorl.tasks.math.units import is_unit, names_a_value, same_unit
 from explorl.tasks.math.value import Operations, Undefined, exact_value, find_operations, rational_value
 from explorl.tasks.math.words import NUMBERS, PHRASES, conjunctions, is_text, normalize_words, plain_name
@@ -90,7 +89,7 @@ def refusal_reason(gold: str, answer: str, *, arithmetic: bool = False) -> str |
 
 
 def worker_texts(gold: str, answer: str, *, arithmetic: bool = False) -> tuple[str, str]:
-    """Return both answers as texts for `tree.build`; equal texts are equal answers. Raise if the answer is refused."""
+    """Return both answers as texts for `sympy_worker`; equal texts are equal answers. Raise for a refused answer."""
     result = _compared(gold, answer, arithmetic)
     if isinstance(result, str):
         raise ValueError(result)
@@ -455,7 +454,7 @@ def _region(node: Node) -> Node | None:
         if node.text == "and" or _EVERYTHING in regions:
             return functools.reduce(_both, parts)
         return functools.reduce(lambda left, right: Node("sets", "∪", (left, right)), parts)
-    if node.kind != "relation":
+    if node.kind != "relation" or find_operations(*(part for part in node.parts if not _is_symbol(part))).symbols:
         return None
     relation = orient(node)
     signs, parts = relation.text.split(" "), relation.parts
@@ -671,6 +670,8 @@ _GRANTS = {
     "∪": {"∖"},
     "∖": {"∪"},
     "hyperbolic function": {"e", "exponential", "a division by symbols", "a fraction"},
+    "a sum over an index": {"a fraction", "exponential"},
+    "a product over an index": {"a fraction", "exponential", "factorial"},
 }
 """Maps kinds of operations to those that an honest rewriting of them may have."""
 
@@ -716,7 +717,7 @@ def lower_initial(name: str) -> str:
 
 
 def _to_json(node: Node, names: dict[str, str]) -> str:
-    return TREE + json.dumps(_values_of(node, names), separators=(",", ":"))
+    return json.dumps(_values_of(node, names), separators=(",", ":"))
 
 
 def _values_of(node: Node, names: dict[str, str]) -> list[object]:

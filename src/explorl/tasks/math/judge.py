@@ -1,10 +1,9 @@
 """Judge whether two mathematical answers are equal, in bounded time for any text.
 
-An answer passes four gates. Its text must have the form of an answer to this problem (`form`); its parsed tree may
-contain no operation that sympy would have to evaluate and the right answer does not have (`tree`); math-verify (Hugging
-Face, 2024) compares the two in an isolated process, which leaves nothing behind for the next pair; and an answer with
-the right value must not be a formula copied from the prompt, nor a product of vectors or matrices in another order
-(`prompt`).
+An answer passes three gates. It must have the form of an answer to this problem, without operations that the right
+answer does not have (`form`); sympy and math-verify (Hugging Face, 2024) compare the two in an isolated process
+(`sympy_worker`), which leaves nothing behind for the next pair; and an answer with the right value must not be a
+formula copied from the prompt, nor a product of vectors or matrices in another order (`prompt`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""The normal form of a mathematical answer, and LaTeX that math-verify reads correctly.
+r"""The normal form of a mathematical answer.
 
 Answers with the same normal form are equal, and equal answers often have the same one: ``\dfrac{1}{2}`` and ``1/2``,
 ``27.0`` and ``27``, ``4.5e33`` and ``4.5 \times 10^{33}``, ``90^\circ`` and ``90``.
@@ -41,16 +41,6 @@ _REWRITES = [
         (r"(\\frac\{[^{}]*\}) ?([0-9])", r"\1{\2}"),
         (r"\\sqrt ?([0-9])", r"\\sqrt{\1}"),
         (r"([_^])\{(\w)\}", r"\1\2"),
-    )
-]
-
-_REPAIRS = [
-    (re.compile(pattern), by)
-    for pattern, by in (
-        (r"\\[()\[\]]|(?<!\\)\$", ""),
-        (r"(?<![\w.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([+-]?[0-9]+)(?![\w.])", r"\1 \\times 10^{\2}"),
-        (r"([0-9])\.(?![0-9])", r"\1"),
-        (r"\bnp\.([a-z]+)", r"\\\1 "),
     )
 ]
 
@@ -111,13 +101,3 @@ def normalize(text: str) -> str:
         outer, inner, above, below = match.groups()
         return f"{'-' if outer != inner else ''}{above}/{below}"
     return text
-
-
-def repair_latex(text: str) -> str:
-    """Rewrite what math-verify misreads in an answer: 4.5e33 (which it reads as 4.5·e·33), 1./3, np.arcsin."""
-    number = parse_numeral(text)
-    if number is not None:
-        text = str(number)
-    for pattern, by in _REPAIRS:
-        text = pattern.sub(by, text)
-    return text.strip()
