@@ -15,14 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from explorl.tasks.math.answer_text import MAX_LENGTH, Unreadable, normalize, parse_numeral, translate_unicode
 from explorl.tasks.math.benchmark_files import read_jsonl
 from explorl.tasks.math.form import AdversarialCase, read_adversarial, refusal_reason, worker_texts
 from explorl.tasks.math.judge import Judge
 from explorl.tasks.math.latex import Node, parse
-from explorl.tasks.math.latex_tokens import Unreadable, translate_unicode
-from explorl.tasks.math.normalize import MAX_LENGTH, normalize, parse_numeral
-from explorl.tasks.math.units import is_unit, same_unit
 from explorl.tasks.math.value import Undefined, rational_value
+from explorl.tasks.math.words import is_unit, same_unit
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 FILES = {"math500": 500, "aime24": 30, "aime25": 30, "amc23": 40, "minerva": 272}
@@ -209,33 +208,6 @@ def test_what_is_refused_elsewhere_may_be_right(judge: Judge, gold: str, answer:
     assert judgement.same, judgement.error
 
 
-ARITHMETIC = {f"leaves a {kind}" for kind in ("product", "sum", "division", "power", "root", "factorial", "remainder")}
-
-
-def test_arithmetic_is_allowed_by_a_switch_only() -> None:
-    rows = [row for row in read_adversarial() if row.why in ARITHMETIC]
-    assert len(rows) > 70
-    assert all(refusal_reason(row.gold, row.answer) is not None for row in rows)
-    refused = [row for row in rows if refusal_reason(row.gold, row.answer, arithmetic=True) is not None]
-    assert {row.answer for row in refused} == {r"17 \pmod 5", r"5 \equiv 12 \pmod 7", "i^2"}
-
-
-def test_what_the_switch_allows() -> None:
-    with Judge(workers=1, limit=20.0, arithmetic=True) as lenient:
-        for gold, answer in [
-            ("56088", r"123 \times 456"), ("70", r"\binom{8}{4}"), ("4", r"2^{2010}\mod 10"), ("6", r"\gcd(12,18)"),
-            ("120", "5!"), ("7", r"\sqrt{49}"), ("3", r"\frac{246}{82}"), ("1024", "2^{10}"), ("5", "|-5|"),
-            (r"3\sqrt{2}", r"\sqrt{2}+\sqrt{8}"), (r"2+\sqrt{3}", r"\frac{1}{2-\sqrt{3}}"),
-            ("36", r"\operatorname{lcm}(12,18)"),
-        ]:  # fmt: skip
-            assert lenient.judge(gold, answer).same, (gold, answer)
-        for gold, answer in [
-            ("5050", r"\sum_{i=1}^{100} i"), ("5", "7=5"), ("56088", r"123 \times 457"), ("1", r"\lim_{x\to0} \cos x"),
-            ("5", "9^{9^{9^9}}"), ("5", r"5000!"), ("5", r"\binom{10^9}{5}"), ("1", r"\frac{0}{0}"), ("1", "0^0"),
-        ]:  # fmt: skip
-            assert not lenient.judge(gold, answer).same, (gold, answer)
-
-
 def test_reasons_say_what_is_wrong() -> None:
     for gold, answer, reason in [
         (
@@ -277,7 +249,7 @@ def test_a_right_answer_beyond_the_language() -> None:
     assert worker_texts(limit, r"$\lim_{n\to\infty} f_{n}$.") == (limit, limit)
     assert refusal_reason(limit, r"\lim_{n \to \infty} g_n") == "another answer than the right one"
     assert refusal_reason(r"\sum_{k=1}^n \bm{v}_k", r"\sum_{k=1}^n \bm{v(1)}_k") is not None
-    assert refusal_reason(r"\sum_{k=1}^n \bm{v}_k", r"\sum_{k=1}^n \bm{w}_k") is None
+    assert refusal_reason(r"\sum_{k=1}^n \bm{v}_k", r"\sum_{k=1}^n \bm{w}_k") is not None
 
 
 def test_refused_answers_have_no_texts() -> None:
@@ -426,7 +398,6 @@ def test_no_answer_raises_or_takes_long(gold: str, answer: str) -> None:
     if first != second:
         assert names_told(second) <= {f"x{count}" for count in range(3)}
         assert json.loads(second)
-    assert why is not None or refusal_reason(gold, answer, arithmetic=True) is None
     assert time.process_time() - began < 2.0
 
 

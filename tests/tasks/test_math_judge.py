@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from explorl.sandbox import isolated_call
 from explorl.tasks.math import judge as math_judge
+from explorl.tasks.math.answer_text import MAX_LENGTH, normalize, parse_numeral
 from explorl.tasks.math.form import worker_texts
 from explorl.tasks.math.judge import Judge, Judgement, judge_locally, shared_judge
-from explorl.tasks.math.normalize import MAX_LENGTH, normalize, parse_numeral
 from explorl.tasks.math.sympy_worker import compare, prepare, prepare_trusted, same_answer
 
 LIMIT = 1.0

@@ -127,13 +127,12 @@ def test_formulas_that_differ_are_refuted_by_numbers(gold: str, answer: str) -> 
 )  # fmt: skip
 def test_formulas_that_agree_at_several_points(gold: str, answer: str, expected: bool) -> None:
     """Where they are real; a decimal that is close to e is not e."""
-    first, second = map(build, form.worker_texts(gold, answer, arithmetic=True)) if expected else trees(gold, answer)
-    assert sympy_worker.agree(first, second) is expected
+    assert sympy_worker.agree(*trees(gold, answer)) is expected
 
 
 def trees(*answers: str) -> tuple[sympy.Expr, ...]:
-    """As they would be built if their form did not matter."""
-    return tuple(build(form.worker_texts(answer + "+x", "x+" + answer)[0]) for answer in answers)
+    """As they are built: symbols get their names in the order of the alphabet."""
+    return tuple(build(form.worker_texts(f"({answer})+z", f"z+({answer})")[0]) for answer in answers)
 
 
 def test_trees_are_built_as_they_were_read() -> None:

@@ -12,7 +12,7 @@ small language that `latex` parses, and is as finished as the right answer:
   of constants (``1+\sqrt{3}``, with no more terms than the right answer) and divisions by symbols are allowed if the
   right answer has them, and so are sums, products and quotients of plain numbers (``123 \times 456``). Adding,
   multiplying and raising symbols is always allowed: ``2(k+1)`` for ``2k+2``. ``\sum``, ``\int``, ``\lim`` and the like
-  cannot be parsed at all. ``arithmetic=True`` allows all operations on numbers and roots.
+  cannot be parsed at all.
 * **Symbols** must be those of the right answer. Capitals differ from small letters if either side has both.
 * **=** may follow a name: a symbol, f(x), the corners of a figure, a word. ``x = 5`` is 5; ``7 = 5`` is refused.
   ``\in`` may follow one, before a set, and ``x \ge 1`` is ``[1,\infty)``. Other relations are compared with relations,
@@ -48,12 +48,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from explorl.tasks.json_lines import read_records, short_repr
+from explorl.tasks.math.answer_text import MAX_LENGTH, Unreadable, normalize, rewrite
 from explorl.tasks.math.latex import Node, drop_base_ten, parse, serialize
-from explorl.tasks.math.latex_tokens import Unreadable, rewrite
-from explorl.tasks.math.normalize import MAX_LENGTH, normalize
-from explorl.tasks.math.units import is_unit, names_a_value, same_unit
 from explorl.tasks.math.value import Operations, Undefined, exact_value, find_operations, rational_value
-from explorl.tasks.math.words import NUMBERS, PHRASES, conjunctions, is_text, normalize_words, plain_name
+from explorl.tasks.math.vocabulary import NUMBERS, PHRASES
+from explorl.tasks.math.words import (
+    conjunctions,
+    is_text,
+    is_unit,
+    names_a_value,
+    normalize_words,
+    plain_name,
+    same_unit,
+)
 
 ADVERSARIAL = Path(__file__).parents[1] / "adversarial" / "math.jsonl"
 """Wrong answers that were made to look right; all are refused."""
@@ -82,15 +89,15 @@ def read_adversarial(path: str | Path | None = None) -> list[AdversarialCase]:
     return cases
 
 
-def refusal_reason(gold: str, answer: str, *, arithmetic: bool = False) -> str | None:
+def refusal_reason(gold: str, answer: str) -> str | None:
     """Return why the answer is refused; None if it may be compared with the right one."""
-    result = _compared(gold, answer, arithmetic)
+    result = _compared(gold, answer)
     return result if isinstance(result, str) else None
 
 
-def worker_texts(gold: str, answer: str, *, arithmetic: bool = False) -> tuple[str, str]:
+def worker_texts(gold: str, answer: str) -> tuple[str, str]:
     """Return both answers as texts for `sympy_worker`; equal texts are equal answers. Raise for a refused answer."""
-    result = _compared(gold, answer, arithmetic)
+    result = _compared(gold, answer)
     if isinstance(result, str):
         raise ValueError(result)
     return result
@@ -143,7 +150,7 @@ def _spelled(text: str) -> str:
 
 
 @lru_cache(maxsize=8_192)
-def _compared(gold: str, answer: str, arithmetic: bool) -> str | tuple[str, str]:
+def _compared(gold: str, answer: str) -> str | tuple[str, str]:
     """Return why the answer is refused, or both answers as texts for the worker."""
     try:
         latex = rewrite(answer)
@@ -169,12 +176,12 @@ def _compared(gold: str, answer: str, arithmetic: bool) -> str | tuple[str, str]
         if _has_kind(gold_tree, "based") and "." in latex.strip(" .$"):
             return DIFFERENT
         answer_tree = parse(latex, units=not find_operations(gold_tree).symbols)
-        return _compare_trees(gold_tree, answer_tree, arithmetic) or DIFFERENT
+        return _compare_trees(gold_tree, answer_tree) or DIFFERENT
     except (Unreadable, Undefined, _Refused) as error:
         return f"the answer is not accepted: {error}"
 
 
-def _compare_trees(gold: Node, answer: Node, arithmetic: bool) -> tuple[str, str] | None:
+def _compare_trees(gold: Node, answer: Node) -> tuple[str, str] | None:
     """Return both answers as texts for the worker; None if they are different numbers."""
     _check_conjunctions(gold, answer)
     if not _has_kind(drop_base_ten(gold), "based"):  # base ten matters only if the right answer has another base
@@ -193,7 +200,7 @@ def _compare_trees(gold: Node, answer: Node, arithmetic: bool) -> tuple[str, str
     if any(item.kind == "time" for item in golds):
         return _compare_times(golds, answers)
     _check_shapes(golds, answers)
-    _check_operations(find_operations(*golds), find_operations(*answers), arithmetic)
+    _check_operations(find_operations(*golds), find_operations(*answers))
     gold, answer = (items[0] if len(items) == 1 else Node("bracket", "{}", items) for items in (golds, answers))
     gold_value, answer_value = exact_value(gold), exact_value(answer)
     if gold_value is not None and answer_value is not None:
@@ -645,15 +652,6 @@ def _as_set(node: Node) -> Node:
 
 # Operations
 
-_NUMERIC = frozenset(
-    {
-        "a sum of numbers", "a product of numbers", "a division of numbers", "a fraction", "a power of numbers",
-        "a power of a sum", "a product of sums", "a division by a sum", "a root", "a root of a sum", "factorial",
-        "binomial", "mod", "gcd", "lcm", "max", "min", "abs", "floor", "ceil",
-    }
-)  # fmt: skip
-"""Operations that ``arithmetic=True`` allows."""
-
 _GRANTS = {
     "a division by symbols": {"a fraction"},
     "a root of symbols": {"a root"},
@@ -680,14 +678,13 @@ _MORE_SETS = 4
 """How many more unions an answer may have than the right one: the complement of n points is a union of n + 1."""
 
 
-def _check_operations(gold: Operations, answer: Operations, arithmetic: bool) -> None:
+def _check_operations(gold: Operations, answer: Operations) -> None:
     allowed = gold.names.union(*(_GRANTS.get(name, ()) for name in gold.names))
     allowed |= {"a fraction"} if gold.decimals else set()
     allowed |= {"trigonometric function"} if {"exponential", "i"} <= allowed else set()
-    allowed |= _NUMERIC if arithmetic else set()
     if left := sorted(answer.names - allowed):
         raise _Refused(f"{left[0]}, which the right answer does not have")
-    if answer.terms > gold.terms and not arithmetic:
+    if answer.terms > gold.terms:
         raise _Refused("a sum that is not worked out")
     if answer.sets > gold.sets + _MORE_SETS:  # the time to compare unions grows faster than with their square
         raise _Refused(f"{answer.sets} sets where the right answer has {gold.sets}")

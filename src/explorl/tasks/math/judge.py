@@ -18,7 +18,7 @@ from types import TracebackType
 from explorl.sandbox.isolated_call import IsolatedFunction, IsolatedResult, IsolationLimits
 from explorl.tasks.math import form
 from explorl.tasks.math import prompt as math_prompt
-from explorl.tasks.math.normalize import MAX_LENGTH, normalize, parse_numeral
+from explorl.tasks.math.answer_text import MAX_LENGTH, normalize, parse_numeral
 from explorl.tasks.math.vectors import same_products
 
 Pair = tuple[str, str]
@@ -41,15 +41,10 @@ class Judgement:
 class Judge:
     """Judges answers in isolated workers, started when first needed. Usable from several threads and forks."""
 
-    def __init__(self, workers: int | None = None, limit: float = 5.0, *, arithmetic: bool = False) -> None:
-        """Set up the workers without starting them.
-
-        ``limit``: seconds of processor time per pair, independent of the other pairs of its batch. ``arithmetic``:
-        accept answers with calculations that the right answer does not have.
-        """
+    def __init__(self, workers: int | None = None, limit: float = 5.0) -> None:
+        """Set up the workers, without starting them, and the seconds of processor time of each pair."""
         if not limit > 0:
             raise ValueError(f"limit={limit}: give the seconds that comparing two answers may take, like 5.0")
-        self.arithmetic = arithmetic
         self._isolated = IsolatedFunction(_WORKER, workers=workers, limits=IsolationLimits(seconds=limit))
         self._cache: dict[Pair, Judgement] = {}
         self._lock = Lock()
@@ -70,10 +65,7 @@ class Judge:
         """
         pairs = list(pairs)
         prompts = [""] * len(pairs) if prompts is None else prompts
-        results = {
-            pair: self._cache.get(pair) or judge_locally(*pair, arithmetic=self.arithmetic)
-            for pair in dict.fromkeys(pairs)
-        }
+        results = {pair: self._cache.get(pair) or judge_locally(*pair) for pair in dict.fromkeys(pairs)}
         results |= self._compare([pair for pair, judgement in results.items() if judgement is None])
         judgements = {pair: judgement for pair, judgement in results.items() if judgement is not None}
         if len(self._cache) + len(judgements) > _MAX_CACHED:
@@ -95,7 +87,7 @@ class Judge:
 
     def _compare(self, pairs: Sequence[Pair]) -> dict[Pair, Judgement | None]:
         try:
-            messages = [_message(*pair, self.arithmetic) for pair in pairs]
+            messages = [_message(*pair) for pair in pairs]
             replies = self._isolated.call_many(messages, [message["gold"] for message in messages]) if pairs else []
         except ImportError as error:
             raise ImportError(f"judging answers needs math-verify ({error}); pip install math-verify") from None
@@ -114,8 +106,8 @@ def _unless_refused(judgement: Judgement, gold: str, answer: str, prompt: str) -
     return judgement if reason is None else Judgement(False, reason, judgement.seconds)
 
 
-def _message(gold: str, answer: str, arithmetic: bool) -> dict[str, object]:
-    gold_text, answer_text = form.worker_texts(gold, answer, arithmetic=arithmetic)
+def _message(gold: str, answer: str) -> dict[str, object]:
+    gold_text, answer_text = form.worker_texts(gold, answer)
     return {"gold": gold_text, "answer": answer_text}
 
 
@@ -126,7 +118,7 @@ def _judgement(reply: IsolatedResult) -> Judgement:
     return Judgement(False, f"the comparison {error}" if error == reply.error else error, reply.seconds)
 
 
-def judge_locally(gold: str, answer: str, *, arithmetic: bool = False) -> Judgement | None:
+def judge_locally(gold: str, answer: str) -> Judgement | None:
     """Judge a pair without a worker: equal normal forms, two numbers, no answer, a bad form. Else return None."""
     if len(answer) > MAX_LENGTH:
         return Judgement(False, f"the answer is longer than {MAX_LENGTH:,} characters")
@@ -138,15 +130,15 @@ def judge_locally(gold: str, answer: str, *, arithmetic: bool = False) -> Judgem
     numbers = parse_numeral(gold), parse_numeral(answer)
     if all(numbers):
         return Judgement(numbers[0] == numbers[1])
-    if (reason := form.refusal_reason(gold, answer, arithmetic=arithmetic)) is not None:
+    if (reason := form.refusal_reason(gold, answer)) is not None:
         return Judgement(False, reason)
-    gold_text, answer_text = form.worker_texts(gold, answer, arithmetic=arithmetic)
+    gold_text, answer_text = form.worker_texts(gold, answer)
     return Judgement(True) if gold_text == answer_text or normal_form == normalize(gold) else None
 
 
 @lru_cache
-def shared_judge(workers: int | None, limit: float, arithmetic: bool = False) -> Judge:
+def shared_judge(workers: int | None, limit: float) -> Judge:
     """Return this process's judge with these settings; it is closed when Python exits."""
-    judge = Judge(workers, limit, arithmetic=arithmetic)
+    judge = Judge(workers, limit)
     atexit.register(judge.close)
     return judge

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from explorl.tasks.math.latex_tokens import ALIASES, FUNCTIONS, Token, Unreadable, rewrite, tokenize
-from explorl.tasks.math.units import is_abbreviation
+from explorl.tasks.math.answer_text import ALIASES, FUNCTIONS, Token, Unreadable, rewrite, tokenize
+from explorl.tasks.math.words import is_abbreviation
 
 MAX_DEPTH = 20
 """How deep brackets, fractions and exponents may be nested; no answer of the benchmarks has half this depth."""
@@ -658,10 +658,10 @@ class _Parser:
                 high = _as_expression(self._exponent())
             else:
                 range_ = self._base()
-                if range_.kind != "relation" or range_.text != "=" or range_.parts[0].kind != "symbol":
+                if range_.kind != "relation" or range_.text != "=" or len(range_.parts) != 2:
                     raise Unreadable("an index without a range")
-                index, low = range_.parts[0], _as_expression(range_.parts[1])
-        if index is None or low is None or high is None:
+                index, low = range_.parts[0], _as_expression(range_.parts[1])  # i is a constant elsewhere
+        if index is None or low is None or high is None or index.kind not in ("symbol", "constant"):
             raise Unreadable("an index without a range")
         body = _as_expression(self._term())
         if _is_part_of_name(index.text, body):

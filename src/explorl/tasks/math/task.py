@@ -19,10 +19,10 @@ from typing import ClassVar, Literal
 from explorl.core.plugins import unknown
 from explorl.tasks.answer_span import last_boxed, last_boxes, last_hash, read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
+from explorl.tasks.math.answer_text import MAX_LENGTH, normalize
 from explorl.tasks.math.benchmark_files import SOURCES, BenchmarkProblem, read_folder, read_hub
 from explorl.tasks.math.form import count_elements
 from explorl.tasks.math.judge import shared_judge
-from explorl.tasks.math.normalize import MAX_LENGTH, normalize
 
 STYLES: Mapping[str, str] = {
     "boxed": "Please reason step by step, and put your final answer within \\boxed{}.",

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from explorl.tasks.math.answer_text import FUNCTIONS
 from explorl.tasks.math.latex import Node
-from explorl.tasks.math.latex_tokens import FUNCTIONS
 
 MAX_BITS = 8_192
 """The largest size of a number that is computed, about twice that of the thousand digits that an answer may have."""

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
+from explorl.tasks.math.answer_text import Unreadable
 from explorl.tasks.math.form import named_value
 from explorl.tasks.math.latex import Node, parse
-from explorl.tasks.math.latex_tokens import Unreadable
 
 Word = tuple[str, ...]
 Words = dict[Word, complex]
