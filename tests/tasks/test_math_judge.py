@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from explorl.sandbox import isolated_call
 from explorl.tasks.math import judge as math_judge
-from explorl.tasks.math.answer_text import MAX_LENGTH, normalize, parse_numeral
+from explorl.tasks.math.answer_text import MAX_LENGTH, format_numeral, normalize, parse_numeral
 from explorl.tasks.math.form import worker_texts
 from explorl.tasks.math.judge import Judge, Judgement, judge_locally, shared_judge
 from explorl.tasks.math.sympy_worker import compare, prepare, prepare_trusted, same_answer
@@ -245,8 +245,11 @@ def test_numerals_are_exact(number: object) -> None:
         text = format(number, "E") if abs(number.adjusted()) > 400 else str(number)
         read = parse_numeral(text)
         assert read is not None
-        assert Decimal(str(read)) == number
-        assert str(parse_numeral(str(read))) == str(read) == normalize(text)
+        assert read == number
+        notation = format_numeral(read)
+        assert Decimal(notation) == number
+        assert parse_numeral(notation) == read
+        assert notation == normalize(text)
 
 
 @given(st.integers(-(10**30), 10**30))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from decimal import Decimal
 from typing import NamedTuple
 
 from explorl.tasks.math.words import is_abbreviation
@@ -52,44 +53,27 @@ _REWRITES = [
 ]
 
 
-class Numeral(NamedTuple):
-    """An exact number in digits: ``sign digits × 10^exponent``, without leading or trailing zeros."""
-
-    sign: str
-    digits: str
-    exponent: int
-
-    @property
-    def magnitude(self) -> int:
-        """Power of ten of the first digit."""
-        return self.exponent + len(self.digits) - 1
-
-    def __str__(self) -> str:
-        digits, magnitude = self.digits, self.magnitude
-        if not -5 <= magnitude <= 15:
-            point = "." if len(digits) > 1 else ""
-            return f"{self.sign}{digits[0]}{point}{digits[1:]}e{magnitude}"
-        if magnitude < 0:
-            return f"{self.sign}0.{'0' * (-magnitude - 1)}{digits}"
-        digits = digits.ljust(magnitude + 1, "0")
-        whole, part = digits[: magnitude + 1], digits[magnitude + 1 :]
-        return f"{self.sign}{whole}.{part}" if part else f"{self.sign}{whole}"
-
-
-def parse_numeral(text: str) -> Numeral | None:
+def parse_numeral(text: str) -> Decimal | None:
     r"""Parse a number like ``-27.0``, ``1,024``, ``4.5e33`` or ``4.5 \times 10^{33}``; return None for other texts."""
     text = re.sub(r" (?=[^\w,])|(?<=[^\w,]) ", "", re.sub(r"\\! *", "", text.strip(" \t\r\n")).replace("−", "-"))
     if match := _POWER_OF_TEN.fullmatch(text):
-        return Numeral(match["sign"].replace("+", ""), "1", int(match["power"].strip("{}")))
+        return Decimal(f"{match['sign']}1e{match['power'].strip('{}')}")
     if not (match := _NUMERAL.fullmatch(text)):
         return None
     whole, part = re.sub("[ ,]", "", match["whole"]), match["part"] or ""
-    digits = (whole + part).lstrip("0")
-    significant = digits.rstrip("0")
-    if not significant:
-        return Numeral("", "0", 0)
-    exponent = int((match["power"] or "0").strip("{}")) - len(part) + len(digits) - len(significant)
-    return Numeral(match["sign"].replace("+", ""), significant, exponent)
+    return Decimal(f"{match['sign']}{whole}.{part}e{(match['power'] or '0').strip('{}')}")
+
+
+def format_numeral(value: Decimal) -> str:
+    """Return a number in its canonical notation: ``27`` for 27.0, ``4.5e33`` for 45e32."""
+    if not value:
+        return "0"
+    sign, digits, _ = value.as_tuple()
+    first, *others = "".join(map(str, digits)).rstrip("0")
+    if not -5 <= value.adjusted() <= 15:
+        return f"{'-' * sign}{first}{'.' if others else ''}{''.join(others)}e{value.adjusted()}"
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def normalize(text: str) -> str:
@@ -103,7 +87,7 @@ def normalize(text: str) -> str:
         return text[1]
     number = parse_numeral(text)
     if number is not None:
-        return str(number)
+        return format_numeral(number)
     if match := _FRACTION.fullmatch(text):
         outer, inner, above, below = match.groups()
         return f"{'-' if outer != inner else ''}{above}/{below}"

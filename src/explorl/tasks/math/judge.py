@@ -128,7 +128,7 @@ def judge_locally(gold: str, answer: str) -> Judgement | None:
     if answer == gold:
         return Judgement(True)
     numbers = parse_numeral(gold), parse_numeral(answer)
-    if all(numbers):
+    if None not in numbers:
         return Judgement(numbers[0] == numbers[1])
     if (reason := form.refusal_reason(gold, answer)) is not None:
         return Judgement(False, reason)

@@ -18,7 +18,7 @@ import json
 import logging
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -239,10 +239,62 @@ def build(text: str) -> Any:
     return _build_node(*json.loads(text))
 
 
-def _build_node(kind: str, text: str, parts: list[Any]) -> Any:
-    if kind not in _BUILDERS:
-        raise ValueError(f"it has a {kind}, which cannot be compared")
-    return _BUILDERS[kind](text, [_build_node(*part) for part in parts])
+def _build_node(kind: str, text: str, inner: list[Any]) -> Any:
+    import sympy
+
+    parts = [_build_node(*part) for part in inner]
+    match kind:
+        case "number":
+            return sympy.Rational(text)
+        case "symbol":
+            return sympy.Symbol(text, real=True)
+        case "constant":
+            return {"π": sympy.pi, "e": sympy.E, "i": sympy.I, "∞": sympy.oo}[text]
+        case "sum" | "product":
+            if any(isinstance(part, sympy.MatrixBase) for part in parts):
+                return functools.reduce(operator.add if kind == "sum" else operator.mul, parts)
+            return sympy.Add(*parts) if kind == "sum" else sympy.Mul(*parts)
+        case "minus":
+            return -parts[0]
+        case "quotient" | "time":
+            return parts[0] * _power(parts[1], sympy.Integer(-1))
+        case "power":
+            return _power(*parts)
+        case "root":
+            return sympy.Pow(parts[0], 1 / parts[1])
+        case "call":
+            return _call(text, parts)
+        case "series":
+            return {"sum": sympy.Sum, "product": sympy.Product}[text](parts[0], tuple(parts[1:]))
+        case "bracket" | "named":
+            return sympy.FiniteSet(*parts) if text == "{}" else sympy.Tuple(*parts)
+        case "ratio":
+            return sympy.Tuple(*(part * _power(parts[0], sympy.Integer(-1)) for part in parts))
+        case "interval":
+            return _interval(text, parts)
+        case "sets":
+            return {"∪": sympy.Union, "∩": sympy.Intersection, "∖": sympy.Complement}[text](*parts)
+        case "set":
+            return getattr(sympy.S, _SETS[text])
+        case "row":
+            return parts
+        case "matrix":
+            return sympy.Matrix(parts)
+        case "relation":
+            return _relation(text, parts)
+    raise ValueError(f"it has a {kind}, which cannot be compared")
+
+
+_SETS = {"∅": "EmptySet", "N": "Naturals", "Z": "Integers", "Q": "Rationals", "R": "Reals", "C": "Complexes"}
+_FUNCTIONS = {"ln": "log", "abs": "Abs", "ceil": "ceiling", "mod": "Mod", "max": "Max", "min": "Min"}
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    import sympy
+
+    if max(1.0, _bits(base)) * _magnitude(exponent, _bits(exponent)) > MAX_BITS:
+        raise ValueError("it has a number too large to compute")
+    return sympy.Pow(base, exponent)
 
 
 def _bits(node: Any) -> float:
@@ -274,82 +326,15 @@ def _magnitude(node: Any, bits: float) -> float:
     return math.inf if bits > 20 else 2.0**bits
 
 
-def _number(text: str, parts: list[Any]) -> Any:
-    import sympy
-
-    return sympy.Rational(text)
-
-
-def _symbol(text: str, parts: list[Any]) -> Any:
-    import sympy
-
-    return sympy.Symbol(text, real=True)
-
-
-def _constant(text: str, parts: list[Any]) -> Any:
-    import sympy
-
-    return {"π": sympy.pi, "e": sympy.E, "i": sympy.I, "∞": sympy.oo}[text]
-
-
-def _sum(text: str, parts: list[Any]) -> Any:
-    import sympy
-
-    if any(isinstance(part, sympy.MatrixBase) for part in parts):
-        return functools.reduce(operator.add, parts)
-    return sympy.Add(*parts)
-
-
-def _product(text: str, parts: list[Any]) -> Any:
-    import sympy
-
-    if any(isinstance(part, sympy.MatrixBase) for part in parts):
-        return functools.reduce(operator.mul, parts)
-    return sympy.Mul(*parts)
-
-
-def _power(text: str, parts: list[Any]) -> Any:
-    import sympy
-
-    base, exponent = parts
-    if max(1.0, _bits(base)) * _magnitude(exponent, _bits(exponent)) > MAX_BITS:
-        raise ValueError("it has a number too large to compute")
-    return sympy.Pow(base, exponent)
-
-
-def _quotient(above: Any, below: Any) -> Any:
-    return _product("", [above, _power("", [below, _number("-1", [])])])
-
-
-def _root(text: str, parts: list[Any]) -> Any:
-    import sympy
-
-    return sympy.Pow(parts[0], 1 / parts[1])
-
-
 def _call(text: str, parts: list[Any]) -> Any:
     import sympy
 
-    functions = {"ln": "log", "abs": "Abs", "ceil": "ceiling", "mod": "Mod", "max": "Max", "min": "Min"}
-    name = functions.get(text, f"a{text[3:]}" if text.startswith("arc") else text)
+    name = _FUNCTIONS.get(text, f"a{text[3:]}" if text.startswith("arc") else text)
     if text == "log" and len(parts) == 1:
         parts = [*parts, sympy.Integer(10)]
     if text in ("factorial", "binomial") and max(map(_bits, parts)) > 12:
         raise ValueError("it has a number too large to compute")
     return getattr(sympy, name)(*parts)
-
-
-def _series(text: str, parts: list[Any]) -> Any:
-    import sympy
-
-    body, *index = parts
-    return {"sum": sympy.Sum, "product": sympy.Product}[text](body, tuple(index))
-
-
-def _tuple(text: str, parts: list[Any]) -> Any:
-    import sympy
-
-    return sympy.FiniteSet(*parts) if text == "{}" else sympy.Tuple(*parts)
 
 
 def _interval(text: str, parts: list[Any]) -> Any:
@@ -359,25 +344,6 @@ def _interval(text: str, parts: list[Any]) -> Any:
     if interval is sympy.S.EmptySet:
         raise ValueError("it has an interval without elements")
     return interval
-
-
-def _sets(text: str, parts: list[Any]) -> Any:
-    import sympy
-
-    return {"∪": sympy.Union, "∩": sympy.Intersection, "∖": sympy.Complement}[text](*parts)
-
-
-def _set(text: str, parts: list[Any]) -> Any:
-    import sympy
-
-    names = {"∅": "EmptySet", "N": "Naturals", "Z": "Integers", "Q": "Rationals", "R": "Reals", "C": "Complexes"}
-    return getattr(sympy.S, names[text])
-
-
-def _matrix(text: str, parts: list[Any]) -> Any:
-    import sympy
-
-    return sympy.Matrix([list(row) for row in parts])
 
 
 def _relation(text: str, parts: list[Any]) -> Any:
@@ -390,31 +356,6 @@ def _relation(text: str, parts: list[Any]) -> Any:
         raise ValueError("it has a relation that cannot be compared")
     relations = [sign(*sides, evaluate=False) for sign, *sides in zip(signs, parts[:-1], parts[1:], strict=True)]
     return relations[0] if len(relations) == 1 else And(*relations)
-
-
-_BUILDERS: dict[str, Callable[[str, list[Any]], Any]] = {
-    "number": _number,
-    "symbol": _symbol,
-    "constant": _constant,
-    "sum": _sum,
-    "minus": lambda _, parts: -parts[0],
-    "product": _product,
-    "quotient": lambda _, parts: _quotient(*parts),
-    "time": lambda _, parts: _quotient(*parts),
-    "ratio": lambda _, parts: _tuple("", [_quotient(part, parts[0]) for part in parts]),
-    "power": _power,
-    "root": _root,
-    "call": _call,
-    "series": _series,
-    "bracket": _tuple,
-    "named": _tuple,
-    "interval": _interval,
-    "sets": _sets,
-    "set": _set,
-    "matrix": _matrix,
-    "row": lambda _, parts: tuple(parts),
-    "relation": _relation,
-}
 
 
 def _examples() -> tuple[str, ...]:
