@@ -19,7 +19,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from explorl.tasks.math.task import Math
 CORPUS = Path(__file__).with_name("judges_corpus.jsonl")
 HALVES = ("tuned", "held-out")
 LIMIT = 5
+CHUNK = 100
 
 
 class Case(NamedTuple):
@@ -46,6 +47,9 @@ class Case(NamedTuple):
     def completion(self) -> str:
         """What a policy writes who gives this answer."""
         return self.answer if r"\boxed" in self.answer else rf"So the answer is $\boxed{{{self.answer}}}$."
+
+
+Judging = Callable[[Sequence[Case]], list[bool]]
 
 
 def read_corpus(path: Path = CORPUS) -> list[Case]:
@@ -70,11 +74,16 @@ def math_verify(cases: Sequence[Case]) -> list[bool]:
     return list(map(verdict, cases))
 
 
-def timed(function: Callable[[Sequence[Case]], list[bool]], cases: Sequence[Case]) -> tuple[list[bool], float]:
-    """Return the verdicts, and the seconds per answer."""
-    start = time.perf_counter()
-    verdicts = function(cases)
-    return verdicts, (time.perf_counter() - start) / len(cases)
+def timed(judges: Mapping[str, Judging], cases: Sequence[Case]) -> dict[str, tuple[list[bool], float]]:
+    """Return each judge's verdicts and seconds per answer. The judges take turns, so what else runs slows all down."""
+    verdicts: dict[str, list[bool]] = {name: [] for name in judges}
+    seconds = dict.fromkeys(judges, 0.0)
+    for first in range(0, len(cases), CHUNK):
+        for name, function in judges.items():
+            start = time.perf_counter()
+            verdicts[name] += function(cases[first : first + CHUNK])
+            seconds[name] += time.perf_counter() - start
+    return {name: (verdicts[name], seconds[name] / len(cases)) for name in judges}
 
 
 def wrong_verdicts(cases: Sequence[Case], verdicts: Sequence[bool]) -> list[Case]:
@@ -96,25 +105,18 @@ def main() -> None:
     logging.disable(logging.CRITICAL)  # math-verify logs each answer that it cannot parse
     judges = {"Explorl": judge} if args.only_explorl else {"Explorl": judge, "math-verify": math_verify}
     warm_up = [Case("Add.", "2k+2", answer, True, "", "") for answer in ("2(k+1)", "k+k+2", "2k+3")]
+    for function in judges.values():
+        function(warm_up)
     rows: list[list[str]] = []
     for half in [args.half] if args.half else HALVES:
         cases = [case for case in read_corpus(args.corpus) if case.half == half]
         total = Counter(case.right for case in cases)
-        for name, function in judges.items():
-            function(warm_up)
-            verdicts, seconds = timed(function, cases)
+        for name, (verdicts, seconds) in timed(judges, cases).items():
             wrong = wrong_verdicts(cases, verdicts)
             counts = Counter(case.right for case in wrong)
-            rows.append(
-                [
-                    half,
-                    name,
-                    share(counts[True], total[True]),
-                    share(counts[False], total[False]),
-                    f"{1e3 * seconds:.1f}",
-                ]
-            )
-            if args.failures and function is judge:
+            rates = [share(counts[right], total[right]) for right in (True, False)]
+            rows.append([half, name, *rates, f"{1e3 * seconds:.1f}"])
+            if args.failures and name == "Explorl":
                 for case in wrong:
                     print("false reject" if case.right else "FALSE ACCEPT", *case[:3], case.kind, sep=" | ")
     table = Table(["half", "judge", "false rejects", "false accepts", "ms per answer"], rows, title="Judges")
