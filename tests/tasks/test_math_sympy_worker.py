@@ -147,7 +147,7 @@ def test_trees_are_built_as_they_were_read() -> None:
 
 
 def test_a_tree_that_is_too_large_is_not_built() -> None:
-    tower = ["power", "", [["number", "9", []]] * 2]
+    tower: list[object] = ["power", "", [["number", "9", []]] * 2]
     for _ in range(3):
         tower = ["power", "", [["number", "9", []], tower]]
     with pytest.raises(ValueError, match="too large"):

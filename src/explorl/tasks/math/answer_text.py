@@ -69,9 +69,10 @@ def format_numeral(value: Decimal) -> str:
     if not value:
         return "0"
     sign, digits, _ = value.as_tuple()
-    first, *others = "".join(map(str, digits)).rstrip("0")
     if not -5 <= value.adjusted() <= 15:
-        return f"{'-' * sign}{first}{'.' if others else ''}{''.join(others)}e{value.adjusted()}"
+        significant = "".join(map(str, digits)).rstrip("0")
+        mantissa = f"{significant[0]}.{significant[1:]}".rstrip(".")
+        return f"{'-' * sign}{mantissa}e{value.adjusted()}"
     text = f"{value:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 

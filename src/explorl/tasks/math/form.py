@@ -42,6 +42,7 @@ import json
 import math
 import re
 import string
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -204,7 +205,7 @@ def _compare_trees(gold: Node, answer: Node) -> tuple[str, str] | None:
     gold, answer = (items[0] if len(items) == 1 else Node("bracket", "{}", items) for items in (golds, answers))
     gold_value, answer_value = exact_value(gold), exact_value(answer)
     if gold_value is not None and answer_value is not None:
-        return (serialize(gold), serialize(gold)) if gold_value == answer_value else None
+        return (_to_json(gold, {}), _to_json(gold, {})) if gold_value == answer_value else None
     if {gold.kind, answer.kind} & {"sets", "set"}:
         gold, answer = _as_set(gold), _as_set(answer)
     names = _names(find_operations(gold).symbols, find_operations(answer).symbols)
@@ -458,29 +459,36 @@ def _region(node: Node) -> Node | None:
         parts = [region for region in regions if region is not None and region != _EVERYTHING]
         if None in regions or not parts or all(part.text == "=" for part in node.parts):
             return None
-        if node.text == "and" or _EVERYTHING in regions:
+        if node.text == "and" or _EVERYTHING in regions or (not node.text and _overlap(parts)):
             return functools.reduce(_both, parts)
         return functools.reduce(lambda left, right: Node("sets", "∪", (left, right)), parts)
     if node.kind != "relation" or find_operations(*(part for part in node.parts if not _is_symbol(part))).symbols:
         return None
     relation = orient(node)
-    signs, parts = relation.text.split(" "), relation.parts
-    if signs in (["="], ["≠"]) and _is_symbol(parts[0]):
-        point = Node("bracket", "{}", parts[1:])
+    signs, (left, right, *_) = relation.text.split(" "), relation.parts
+    if signs in (["="], ["≠"]) and _is_symbol(left):
+        point = Node("bracket", "{}", (right,))
         return point if signs == ["="] else Node("sets", "∖", (_EVERYTHING, point))
-    if signs == ["∈"] and _is_symbol(parts[0]):
-        return parts[1] if _is_set(parts[1]) else None
-    inner = [index for index, part in enumerate(parts) if _is_symbol(part)]
-    if set(signs) - {"<", "≤"} or len(parts) > 3 or len(inner) != 1 or (len(parts) == 3 and inner != [1]):
+    if signs == ["∈"] and _is_symbol(left):
+        return right if _is_set(right) else None
+    count, inner = len(relation.parts), [index for index, part in enumerate(relation.parts) if _is_symbol(part)]
+    if set(signs) - {"<", "≤"} or count > 3 or len(inner) != 1 or (count == 3 and inner != [1]):
         return None
-    low, high = parts[: inner[0]], parts[inner[0] + 1 :]
+    low, high = relation.parts[: inner[0]], relation.parts[inner[0] + 1 :]
     signs = [*([] if low else ["<"]), *signs, *([] if high else ["<"])]
-    ends = (*(low or [_BELOW]), *(high or [_ABOVE]))
+    ends = (*(low or (_BELOW,)), *(high or (_ABOVE,)))
     return Node("bracket", "([)]"[signs[0] == "≤"] + "([)]"[2 + (signs[1] == "≤")], ends)
 
 
 _ABOVE = Node("constant", "∞")
 _BELOW = Node("minus", parts=(_ABOVE,))
+
+
+def _overlap(regions: Sequence[Node]) -> bool:
+    """Return whether two bounds hold for all numbers if they mean "or": x > 3, x < 8 must mean "and"."""
+    low = [rational_value(region.parts[0]) for region in regions if region.parts[1:] == (_ABOVE,)]
+    high = [rational_value(region.parts[1]) for region in regions if region.parts[:1] == (_BELOW,)]
+    return len(low) == len(high) == 1 and None not in (*low, *high) and low < high
 
 
 def _both(left: Node, right: Node) -> Node:
@@ -497,7 +505,7 @@ def _is_symbol(node: Node) -> bool:
     return node.kind == "symbol"
 
 
-_AXES = frozenset({("x", "y"), ("x", "y", "z"), ("a", "b"), ("a", "b", "c"), ("m", "n"), ("p", "q"), ("\\theta", "r")})
+_AXES = (("x", "y"), ("x", "y", "z"), ("a", "b"), ("a", "b", "c"), ("m", "n"), ("p", "q"), ("r", "\\theta"))
 
 
 def _coordinates(node: Node, other: Node) -> Node:
@@ -506,11 +514,11 @@ def _coordinates(node: Node, other: Node) -> Node:
         names, values = (part.parts for part in node.parts)
         if len(names) == len(values) and all(map(_is_symbol, names)):
             return Node("list", parts=tuple(Node("relation", "=", pair) for pair in zip(names, values, strict=True)))
-    names = tuple(sorted(_name(item) or "" for item in _items(node)))
+    stated = {_name(item): item.parts[1] for item in _items(node) if _name(item) is not None}
+    axes = next((axes for axes in _AXES if stated.keys() == set(axes)), None)
     is_tuple = other.text == "()" or (other.kind == "relation" and other.parts[-1].text == "()")
-    if node.kind == "list" and node.text != "or" and is_tuple and names in _AXES:
-        values = {_name(item): item.parts[1] for item in node.parts}
-        return Node("bracket", "()", tuple(values[name] for name in (names[::-1] if "r" in names else names)))
+    if node.kind == "list" and node.text != "or" and is_tuple and axes and len(axes) == len(node.parts):
+        return Node("bracket", "()", tuple(stated[name] for name in axes))
     return node
 
 
