@@ -160,7 +160,8 @@ def test_honest_rewritings_by_hand(judge: Judge, gold: str, answer: str) -> None
         (r"(-\infty,2)\cup(5,\infty)", r"\{x : x<2 \text{ or } x>5\}"), (r"\mathbb{R}\setminus\{1\}", r"x\ne 1"),
         (r"\mathbb{R}\setminus\{1\}", r"x\in\mathbb{R}, x\ne 1"), (r"\mathbb{R}\setminus\{1\}", r"\mathbb{R}-\{1\}"),
         (r"(1,4)\cup\{7\}", r"1<x<4 \text{ or } x=7"),
-        ("x>3, x<8", "(3,8)"), ("x>3, x<8", r"x>3 \text{ and } x<8"),
+        ("(3,8]", "]3,8]"), (r"[2,\infty)", r"[2,\infty["), ("(3,8)", "]3,8["), ("x>3, x<8", "(3,8)"),
+        ("x>3, x<8", r"x>3 \text{ and } x<8"),
         # values of several names
         ("1,-2", "x_1 = 1, x_2 = -2"), ("(3,-5)", "x=3, y=-5"), ("x=3, y=-4", "(x,y) = (3,-4)"),
         (r"(2,\frac{\pi}{3})", r"\theta = \frac{\pi}{3}, r = 2"), ("-3,0,3", r"-3\text{, }0\text{, and }3"),

@@ -206,11 +206,17 @@ _NOTATIONS = [
 ]
 
 
+_OUTWARD_BRACKETS = re.compile(r" *(?=\]|.*\[ *\Z)([\[\]])([^][()]+,[^][()]+)([\[\]]) *")  # ]3,8] and [2,9[
+
+
 def rewrite(text: str) -> str:
     """Return an answer's text in the notation of the grammar: without signs of Unicode and colours, ``:`` for "to"."""
     text = translate_unicode(text)
     for pattern, by in _NOTATIONS:
         text = pattern.sub(by, text)
+    if interval := _OUTWARD_BRACKETS.fullmatch(text):
+        opening, ends, closing = interval.groups()
+        return f"{'(' if opening == ']' else '['}{ends}{')' if closing == '[' else ']'}"
     return text
 
 
