@@ -162,6 +162,11 @@ def test_honest_rewritings_by_hand(judge: Judge, gold: str, answer: str) -> None
         (r"(1,4)\cup\{7\}", r"1<x<4 \text{ or } x=7"),
         ("(3,8]", "]3,8]"), (r"[2,\infty)", r"[2,\infty["), ("(3,8)", "]3,8["), ("x>3, x<8", "(3,8)"),
         ("x>3, x<8", r"x>3 \text{ and } x<8"),
+        # remarks
+        (r"2\sqrt3", r"2\sqrt3 \approx 3.46"), ("7/3", r"x = \frac73 \approx 2.33"), (r"k\pi", r"k\pi, k\in\mathbb{Z}"),
+        ("x^2+1", r"f(x)=x^2+1,\ x\in\mathbb{R}"), ("5", r"\text{Answer: } 5"), ("5", r"\fbox{5}"),
+        ("5", r"\underline{5}"),
+        ("1,2", r"x=1 \lor x=2"), (r"65\%", r"65\text{%}"),
         # values of several names
         ("1,-2", "x_1 = 1, x_2 = -2"), ("(3,-5)", "x=3, y=-5"), ("x=3, y=-4", "(x,y) = (3,-4)"),
         (r"(2,\frac{\pi}{3})", r"\theta = \frac{\pi}{3}, r = 2"), ("-3,0,3", r"-3\text{, }0\text{, and }3"),

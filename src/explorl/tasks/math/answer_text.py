@@ -171,7 +171,7 @@ _BRACED = re.compile(r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
 _INVISIBLE = re.compile(r" *\.")
 _WORDS = re.compile(r"[A-Za-z0-9 .,'/^-]*")
 # A formula in \text{…}, maybe with words after a number: it does not begin with a letter.
-_FORMULA = re.compile(r" *(?:[-+(.0-9]|\\[$%])(?:[^\\{}]|\\[$% ,;:!])*")
+_FORMULA = re.compile(r" *(?:[-+(.0-9%$]|\\[$%])(?:[^\\{}]|\\[$% ,;:!])*")
 _SEPARATOR = re.compile("[,;](?: (and|or))?")
 _MEASURES = frozenset({"min", "sec", "arcsec"})
 _PART_END = re.compile(r"[ .]*(?:[,;/$)}\]]|\\[)\]]|$)")
@@ -192,6 +192,10 @@ _NOTATIONS = [
     (re.compile(pattern), by)
     for pattern, by in (
         (r"\\(?:text)?color *\{[A-Za-z0-9!]*\}", " "),
+        (r"\\(?:fbox|boxed)(?= *\{)|\\underline(?= *\{ *-?[0-9])", " "),
+        (r"(?i)\A *\\text(?:bf|rm|it)? *\{ *(?:the )?(?:final )?answer(?: is)? *:? *\} *:?", ""),
+        (r"\\lor(?![A-Za-z])", r"\\text{ or }"),
+        (r"\\land(?![A-Za-z])", r"\\text{ and }"),
         (r"\{:\}|\\!:\\!|\\colon(?![A-Za-z])", ":"),
         (r"\\cr(?![A-Za-z])", r"\\\\ "),
         (r"\\\\ *\[ *-?[0-9.]+ *(?:pt|ex|em|mm|cm|in) *\]", r"\\\\ "),

@@ -11,19 +11,22 @@ small language that `latex` parses, and is as finished as the right answer:
   unfinished division. Roots (simplified or not), π, e, i, functions, factorials, powers of numbers (``2^{10}``), sums
   of constants (``1+\sqrt{3}``, with no more terms than the right answer) and divisions by symbols are allowed if the
   right answer has them, and so are sums, products and quotients of plain numbers (``123 \times 456``). Adding,
-  multiplying and raising symbols is always allowed: ``2(k+1)`` for ``2k+2``. ``\sum``, ``\int``, ``\lim`` and the like
-  cannot be parsed at all.
+  multiplying and raising symbols is always allowed: ``2(k+1)`` for ``2k+2``. ``\int``, ``\lim`` and the like cannot be
+  parsed at all, and ``\sum`` only with a range of its index.
 * **Symbols** must be those of the right answer. Capitals differ from small letters if either side has both.
 * **=** may follow a name: a symbol, f(x), the corners of a figure, a word. ``x = 5`` is 5; ``7 = 5`` is refused.
   ``\in`` may follow one, before a set, and ``x \ge 1`` is ``[1,\infty)``. Other relations are compared with relations,
   side by side (`sympy_worker`); if the right answer is ``x = 5`` or ``x < 5``, a relation that is not solved is
   refused. Words before an = that deny the value after it, such as "anything but", are not a name.
+  Values of several names may be a tuple, ``x=3, y=-5`` for ``(3,-5)``, or a list, ``x_1=1, x_2=-2`` for ``1,-2``.
+* **Bounds** are sets: ``x>3`` and ``x\le 8`` are ``(3,8]``, ``x<2`` or ``x>5`` is a union, and so is ``x\ne 1``.
 * **Brackets** matter: ``(1,2)``, ``[1,2)`` and ``\{1,2\}`` differ. A bare list is a set, in any order. Both must have
   the same number of elements; ± counts as two. ``(8,-2)`` is a point and not an empty interval.
 * **Ratios**: ``2:3`` is a quotient, ``1:2:3`` equals what is proportional to it, in this order. ``6:00`` and ``4:30``
   are times, because a ratio would have been reduced. In ``\{x : x > 3\}`` the colon means "such that", as in x > 3.
 * **Bases** are part of a number: ``4210_5`` is ``4210_5`` or, as the problem may ask for the base, ``4210``, but not
   ``4210_{10}``.
+* **Letters** of options may come before the value: ``\textbf{(A)}\ 27``. If the right answer is a letter, it decides.
 * **Units** must agree if both have one; if only the answer has one, it must look like a unit: ``5 \text{ cm}``, but not
   ``5 \text{ million}`` or ``5 \text{ halved}``.
 * **Percent**: ``p\%`` is p if the right answer is the number p, and p/100 if the right answer is not whole, or at
@@ -185,6 +188,7 @@ def _compared(gold: str, answer: str) -> str | tuple[str, str]:
 def _compare_trees(gold: Node, answer: Node) -> tuple[str, str] | None:
     """Return both answers as texts for the worker; None if they are different numbers."""
     _check_conjunctions(gold, answer)
+    gold, answer = _without_remarks(gold, answer), _without_remarks(answer, gold)
     if not _has_kind(drop_base_ten(gold), "based"):  # base ten matters only if the right answer has another base
         gold, answer = drop_base_ten(gold), drop_base_ten(answer)
     gold, answer = _without_names(gold, answer)
@@ -210,6 +214,27 @@ def _compare_trees(gold: Node, answer: Node) -> tuple[str, str] | None:
         gold, answer = _as_set(gold), _as_set(answer)
     names = _names(find_operations(gold).symbols, find_operations(answer).symbols)
     return _to_json(gold, names), _to_json(answer, names)
+
+
+def _without_remarks(node: Node, other: Node) -> Node:
+    """Return an answer without the rounded value after it, or the set of numbers that its letter stands for."""
+    *parts, last = node.parts or (node,)
+    if node.kind == "relation" and node.text.endswith("≈") and last.kind == "number" and not _is_symbol(parts[-1]):
+        value = rational_value(parts[-1])
+        if value is None or abs(value - Fraction(last.text)) <= _ROUNDING * abs(value):
+            signs = node.text.split(" ")[:-1]
+            return Node("relation", " ".join(signs), tuple(parts)) if signs else parts[0]
+    is_condition = last.kind == "relation" and last.text == "∈" and last.parts[1] in (_EVERYTHING, Node("set", "Z"))
+    if node.kind == "list" and len(parts) == 1 and is_condition and other.kind != "list" and not _is_bound(parts[0]):
+        return parts[0] if last.parts[0].text in find_operations(*parts).symbols else node
+    return node
+
+
+_ROUNDING = Fraction(1, 20)
+
+
+def _is_bound(node: Node) -> bool:
+    return node.kind == "relation" and node.text != "="
 
 
 def _multiplied_out(node: Node) -> Node:

@@ -1,10 +1,11 @@
 r"""Check the order of products of vectors and matrices.
 
-For sympy, as `tree` uses it, all symbols commute: ``\mathbf{b} \times \mathbf{a}``, ``\mathbf{a} \cdot \mathbf{b}`` and
-``\mathbf{a} \times \mathbf{b}`` are one product, and so are ``A^T B`` and ``B A^T``. So if the right answer has vectors
-(letters in bold, with an arrow, or with a × between them if the prompt mentions vectors) or matrices (capitals, if one
-is transposed or the prompt mentions matrices), an answer must also have the same products in the same order. Both are
-multiplied out to sums of words of such letters, whose coefficients are compared by their values at one point.
+For sympy, as `sympy_worker` uses it, all symbols commute: ``\mathbf{b} \times \mathbf{a}``, ``\mathbf{a} \cdot
+\mathbf{b}`` and ``\mathbf{a} \times \mathbf{b}`` are one product, and so are ``A^T B`` and ``B A^T``. So if the right
+answer has vectors (letters in bold, with an arrow, or with a × between them if the prompt mentions vectors) or matrices
+(capitals, if one is transposed or the prompt mentions matrices), an answer must also have the same products in the same
+order. Both are multiplied out to sums of words of such letters, whose coefficients are compared by their values at one
+point.
 """
 
 from __future__ import annotations
