@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from decimal import Decimal
+from functools import lru_cache
 from typing import NamedTuple
 
 from explorl.tasks.math.words import is_abbreviation
@@ -213,6 +214,7 @@ _NOTATIONS = [
 _OUTWARD_BRACKETS = re.compile(r" *(?=\]|.*\[ *\Z)([\[\]])([^][()]+,[^][()]+)([\[\]]) *")  # ]3,8] and [2,9[
 
 
+@lru_cache(maxsize=8_192)
 def rewrite(text: str) -> str:
     """Return an answer's text in the notation of the grammar: without signs of Unicode and colours, ``:`` for "to"."""
     text = translate_unicode(text)

@@ -240,10 +240,12 @@ def _is_bound(node: Node) -> bool:
 def _multiplied_out(node: Node) -> Node:
     """Return a matrix whose entries are multiplied by the number before or below it; any other node unchanged."""
     matrices = [part for part in node.parts if part.kind == "matrix"]
+    if len(matrices) != 1:
+        return node
     others = [part for part in node.parts if part.kind != "matrix"]
     values = [rational_value(part) for part in others if not find_operations(part).names - {"a fraction"}]
     factors = [value for value in values if value is not None]
-    if len(matrices) != 1 or len(factors) < len(others):
+    if len(factors) < len(others):
         return node
     (matrix,), scale = matrices, math.prod(factors, start=Fraction(1))
     if node.kind == "quotient" and node.parts[0] is matrix and scale:
