@@ -35,6 +35,9 @@ def judge() -> Iterator[Judge]:
         r"\boldsymbol{\sigma}\cdot2\boldsymbol{\mu}"), (r"\boldsymbol{\omega}\times r", r"\omega\times r"),
         (r"\overrightarrow{AB}\cdot\overrightarrow{AC}", r"\overrightarrow{AC}\cdot\overrightarrow{AB}"),
         (r"\frac{1}{2}\overrightarrow{AB}+\overrightarrow{AC}", r"\overrightarrow{AC}+\frac{\overrightarrow{AB}}{2}"),
+        (r"\mathbf{r}\times\mathbf{F}", r"\vec{r}\times\vec F"), (r"\vec{r}\times\vec F", r"\mathbf{r}\times\mathbf F"),
+        (r"\mathbf{r}\times\mathbf{F}", r"-\mathbf{F}\times\mathbf{r}"),
+        (r"\nabla\cdot\mathbf{E}", r"\vec\nabla\cdot\vec{E}"),
         (r"A^{\mathsf{T}}B", "A^TB"), (r"\hat{p}(1-\hat{p})", r"(1-\hat{p})\hat{p}"), (r"\omega r", r"r\omega"),
     ],
 )  # fmt: skip

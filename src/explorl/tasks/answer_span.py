@@ -93,6 +93,26 @@ def last_boxed(text: str) -> tuple[str | None, int]:
     return (None if span is None else text[slice(*span)].strip()), len(spans)
 
 
+_BETWEEN_BOXES = re.compile(
+    r"\}?(?:[\s$,;]|\\[()\[\] ,;]|\\q?quad(?![A-Za-z])|and\b|or\b|\\text\s*\{[\s,;]*(?:and|or)?\s*\})*"
+    r"\\(?:boxed|fbox)\s*\{?"
+)
+
+
+_MOST_BOXES = 40
+
+
+def last_boxes(text: str) -> list[str]:
+    """Return the contents of the last boxes with only commas, "and" or "or" between them, in their order."""
+    spans = box_spans(text)
+    boxes: list[tuple[int, int]] = []  # the last is the first of the text
+    for span in spans[: -_MOST_BOXES - 1 : -1]:
+        if span is None or (boxes and not _BETWEEN_BOXES.fullmatch(text, span[1], boxes[-1][0])):
+            break
+        boxes.append(span)
+    return [text[slice(*span)].strip() for span in reversed(boxes)]
+
+
 def last_hash(text: str) -> tuple[str | None, int]:
     """Return the rest of the line after the last ``####``, or None, and the number of ``####``."""
     _, mark, after = text.rpartition("####")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from explorl.tasks.math.units import UNITS
+from explorl.tasks.math.vocabulary import UNITS
 
 LEADS = re.compile(
     # what is

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from decimal import Decimal, InvalidOperation, localcontext
+from decimal import Decimal, localcontext
 from typing import NamedTuple
 
 from explorl.tasks.jsonl.number_words import CHANGES, DOUBTS, LEADS, MEASURES, SCALED, SHORT, SIGNS, UNDOES
+from explorl.tasks.math.answer_text import MAX_LENGTH, parse_numeral
 
-MAX_LENGTH = 1_000
-"""A longer text states no number."""
 _DIGITS = 2 * MAX_LENGTH
 """Number of digits of the arithmetic, which rounds no number that is read."""
 _CLOSE = Decimal("1e-9")
@@ -98,15 +97,15 @@ def _value(text: str) -> Decimal | None:
     if not match:
         return None
     whole, above, below = match.groups()
-    try:
-        with localcontext() as context:
-            context.prec = _DIGITS
-            value = Decimal(above) / Decimal(below) if below else Decimal(above)
-            if whole and not value < 1:
-                return None
-            return (value + Decimal(whole or 0)).scaleb(sum(_SCALES[scale] for scale in scales))
-    except (InvalidOperation, ZeroDivisionError):
+    number, divisor, integer = parse_numeral(above), parse_numeral(below or "1"), parse_numeral(whole or "0")
+    if number is None or not divisor or integer is None:
         return None
+    with localcontext() as context:
+        context.prec = _DIGITS
+        value = number / divisor
+        if whole and not value < 1:
+            return None
+        return (value + integer).scaleb(sum(_SCALES[scale] for scale in scales))
 
 
 # ---------------------------------------------------------------------------- layout

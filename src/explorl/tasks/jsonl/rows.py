@@ -24,7 +24,7 @@ from explorl.tasks.code.extract import defines
 from explorl.tasks.json_lines import short_repr
 from explorl.tasks.jsonl.numbers import is_number, parse_number
 from explorl.tasks.jsonl.verifiers import VERIFIERS
-from explorl.tasks.math.normalize import MAX_LENGTH
+from explorl.tasks.math.answer_text import MAX_LENGTH
 
 EXAMPLE = '{"prompt": "What is 6 times 7?", "answer": 42}'
 _CODE = '{"prompt": "Write a function f.", "entry_point": "f", "test": ["assert f(1) == 1"]}'

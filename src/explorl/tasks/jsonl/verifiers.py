@@ -19,8 +19,8 @@ from typing import NamedTuple
 from explorl.core.text import normalized
 from explorl.sandbox.isolated_call import IsolatedFunction, IsolationLimits
 from explorl.tasks.jsonl.numbers import asks_for_unit, format_number, parse_number, same_number
+from explorl.tasks.math.answer_text import MAX_LENGTH, normalize
 from explorl.tasks.math.judge import shared_judge
-from explorl.tasks.math.normalize import MAX_LENGTH, normalize
 
 VERIFIERS = ("exact", "number", "math", "choice", "code", "regex")
 

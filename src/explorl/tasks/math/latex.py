@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from explorl.tasks.math.latex_tokens import ALIASES, FUNCTIONS, Token, Unreadable, tokenize, translate_unicode
-from explorl.tasks.math.units import is_abbreviation
+from explorl.tasks.math.answer_text import ALIASES, FUNCTIONS, Token, Unreadable, rewrite, tokenize
+from explorl.tasks.math.words import is_abbreviation
 
 MAX_DEPTH = 20
 """How deep brackets, fractions and exponents may be nested; no answer of the benchmarks has half this depth."""
@@ -47,6 +47,7 @@ class Node(NamedTuple):
     ratio                                               three or more, like those of 1:2:3
     power                                               base and exponent
     root                                                radicand and index
+    series     ``sum`` or ``product``                   what is added or multiplied, its index, and the index's range
     call       the function, like ``sin``, or a sign    arguments; the signs × and · only with ``vectors``
     percent                                             the number before the sign
     unit       the unit, like ``cm^2``                  what it measures
@@ -94,6 +95,7 @@ _BARS = {"|": "abs", "\\lvert": "abs", "\\vert": "abs", "\\lfloor": "floor", "\\
 _BAR_ENDS = {"|": "|", "\\lvert": "\\rvert", "\\vert": "\\vert", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 _CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound", "\\pounds": "pound", "\\euro": "euro", "₹": "rupee"}
 _MATRICES = frozenset({"pmatrix", "bmatrix", "matrix", "smallmatrix", "array"})
+_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _LITERAL_SETS = frozenset("NZQRC")
 _SUCH_THAT = frozenset({":", "|", "\\mid", "\\vert"})
 
@@ -107,7 +109,7 @@ def parse(text: str, *, units: bool = False, vectors: bool = False) -> Node:
     ``units``: a bare letter or word at its end, as in ``5 m``, may be a unit. ``vectors``: × and · are different
     products.
     """
-    text = _NUMPY.sub("", translate_unicode(text).replace("{,}", ","))
+    text = _NUMPY.sub("", rewrite(text).replace("{,}", ","))
     return _Parser(tokenize(_without_full_stop(text)), units, vectors).parse_all()
 
 
@@ -126,7 +128,6 @@ class _Parser:
         self._chain_length = 0
         self._list_depth = 0  # enclosing brackets in which a comma separates elements
         self._bars: list[str] = []
-        self._separators: set[str] = set()  # words and commas between the items of a list
         self._units = units
         self._vectors = vectors
         self._unit = ""  # of the current operand, from a sign such as $ or °
@@ -134,11 +135,10 @@ class _Parser:
 
     def parse_all(self) -> Node:
         self._position += self._peek() in ("=", "\\approx")  # "= 5" continues a sentence before the answer
-        items = self._items()
+        node = self._list()
         if self._position < len(self._tokens):
             raise Unreadable(f"unexpected {self._tokens[self._position].text!r} after its end")
-        words = self._separators - {","}
-        return items[0] if len(items) == 1 else Node("list", words.pop() if len(words) == 1 else "", tuple(items))
+        return node
 
     def _peek(self, ahead: int = 0) -> str:
         """Return the sign, command or word ``ahead`` tokens further; empty at the end, and for numbers and text."""
@@ -167,23 +167,22 @@ class _Parser:
         if self._chain_length > MAX_CHAIN:
             raise Unreadable(f"more than {MAX_CHAIN} divisions, unions or factorials")
 
-    def _items(self) -> list[Node]:
-        items = [self._relation()]
-        while self._separator():
+    def _list(self) -> Node:
+        """Parse items with commas or words between them; a single one is no list."""
+        items, words = [self._relation()], set[str]()
+        while (separator := self._separator()) is not None:
             items.append(self._relation())
-        return items
+            words |= separator
+        return items[0] if len(items) == 1 else Node("list", words.pop() if len(words) == 1 else "", tuple(items))
 
-    def _separator(self) -> bool:
-        before = self._position
-        if self._peek() in (",", ";"):
-            self._separators.add(",")
+    def _separator(self) -> set[str] | None:
+        """Read a separator of items, and return its words; None if there is none."""
+        before, words = self._position, set[str]()
+        self._position += self._peek() in (",", ";")
+        if self._kind() in ("word", "text") and self._peek_word(" ,.") in ("and", "or", "and/or"):
+            words = set(self._peek_word(" ,.").split("/"))
             self._position += 1
-        if self._position < len(self._tokens) and self._tokens[self._position].kind in ("word", "text"):
-            words = self._tokens[self._position].text.strip(" ,").casefold()
-            if words in ("and", "or", "and/or"):
-                self._separators |= set(words.split("/"))
-                self._position += 1
-        return self._position > before
+        return words if self._position > before else None
 
     def _relation(self) -> Node:
         parts, signs = [self._union()], []
@@ -194,9 +193,10 @@ class _Parser:
 
     def _union(self) -> Node:
         node = self._operand()
-        while self._peek() in _SETS or self._is_union():
+        while self._peek() in _SETS or self._is_union() or (self._peek() == "-" and node.kind in ("set", "sets")):
             self._count_chained()
-            node = Node("sets", _SETS.get(self._next_token().text, "∪"), (node, self._operand()))
+            sign = self._next_token().text
+            node = Node("sets", "∖" if sign == "-" else _SETS.get(sign, "∪"), (node, self._operand()))
         return node
 
     def _is_union(self) -> bool:
@@ -232,9 +232,9 @@ class _Parser:
         is_time = self._position == first + 3 and _is_time(*digits)
         return quotient._replace(kind="time", text=":".join(digits)) if is_time else quotient
 
-    def _peek_word(self) -> str:
+    def _peek_word(self, punctuation: str = " .") -> str:
         token = self._tokens[self._position] if self._position < len(self._tokens) else None
-        return token.text.strip(" .").casefold() if token and token.kind in ("word", "text") else ""
+        return token.text.strip(punctuation).casefold() if token and token.kind in ("word", "text") else ""
 
     def _read_unit(self) -> str:
         """Read the unit at this position: words in ``\\text{…}``, with powers and a slash between them."""
@@ -267,13 +267,13 @@ class _Parser:
 
     def _sum(self) -> Node:
         terms: list[Node] = []
-        while not terms or self._peek() in ("+", "-", "\\pm", "\\mp"):
+        while not terms or (self._peek() in ("+", "-", "\\pm", "\\mp") and terms[0].kind != "set"):
             sign = self._next_token().text if self._peek() in ("+", "-", "\\pm", "\\mp") else "+"
             term = self._term()
             if sign in ("-", "\\pm", "\\mp") or terms:
                 term = _as_expression(term)
             if sign == "-":
-                term = Node("minus", parts=(term,))
+                term = term.parts[0] if terms and term.kind == "minus" else Node("minus", parts=(term,))
             elif sign != "+":
                 term = Node("choice", "±" if sign == "\\pm" else "∓", (term,))
             terms.append(term)
@@ -324,7 +324,8 @@ class _Parser:
             if mixed is not None:
                 factors[-1] = mixed
                 continue
-            if self._kind() == "number" and self._pending is None:
+            is_factorial = factors[-1].text == "factorial"  # 4!8! is a product
+            if self._kind() == "number" and self._pending is None and not is_factorial:
                 raise Unreadable("a number directly after another factor; put a sign between them")
             factors.append(self._factor())
         return factors[0] if len(factors) == 1 else _product(*factors)
@@ -397,7 +398,8 @@ class _Parser:
                 node, powered = Node("power", parts=(_as_expression(node), _as_expression(self._exponent()))), True
             elif sign == "_":
                 self._position += 1
-                node = _with_index(node, self._index())
+                is_number = _is_whole_number(node)  # as in (204)_5
+                node = _based(node.text, self._index()) if is_number else _with_index(node, self._index())
             elif sign in ("'", "\\prime"):
                 node = _with_primes(node, self._primes())
             elif sign == "!":
@@ -525,8 +527,7 @@ class _Parser:
             return Node("repeating", f"{digits}|{self._digits()}")
         if self._peek() == "_":
             self._position += 1
-            base = self._index()
-            return Node("based", f"{digits}_{base}")
+            return _based(digits, self._index())
         return Node("number", _canonical_digits(digits))
 
     def _thousands(self) -> bool:
@@ -562,16 +563,20 @@ class _Parser:
 
     def _group(self) -> Node:
         outer, self._list_depth = self._list_depth, 0
-        items = self._items()
+        node = self._list()
+        if self._peek() in ("\\over", "\\choose"):
+            command = self._next_token().text
+            parts = (_as_expression(node), _as_expression(self._list()))
+            node = _quotient(*parts) if command == "\\over" else Node("call", "binomial", parts)
         self._list_depth = outer
         self._expect("}")
-        return items[0] if len(items) == 1 else Node("list", parts=tuple(items))
+        return node
 
     def _bracket(self, opening: str) -> Node:
         bars, self._bars = self._bars, []
         self._list_depth += 1
         element = self._element() if opening == "{" else None
-        items = [] if self._peek() in _CLOSES else self._items()
+        inner = None if self._peek() in _CLOSES else self._list()
         self._list_depth -= 1
         self._bars = bars
         sign = self._next_token().text
@@ -579,14 +584,18 @@ class _Parser:
         if signs not in _PAIRS:
             raise Unreadable(f"a bracket {opening} closed by {sign}")
         if element is not None:
-            if signs != "{}" or len(items) != 1 or items[0].kind != "relation" or element not in items[0].parts:
+            bounds = () if inner is None else inner.parts if inner.kind == "list" else (inner,)
+            if signs != "{}" or not bounds or any(b.kind != "relation" or element not in b.parts for b in bounds):
                 raise Unreadable("a set defined by something other than the bounds of its elements")
-            return items[0]
-        if not items and signs == "{}":
+            return inner or bounds[0]
+        if inner is None and signs == "{}":
             return Node("set", "∅")
-        if not items:
+        if inner is None:
             raise Unreadable("an empty bracket")
-        return items[0] if len(items) == 1 and signs in ("()", "[]") else Node("bracket", signs, tuple(items))
+        items = inner.parts if inner.kind == "list" else (inner,)
+        if signs == "{}" and any(item.kind == "set" for item in items):
+            raise Unreadable("a set in a set")
+        return inner if len(items) == 1 and signs in ("()", "[]") else Node("bracket", signs, items)
 
     def _element(self) -> Node | None:
         r"""Return the x of ``\{x : x > 3\}``, which means x > 3; None if the set does not begin like this."""
@@ -641,6 +650,25 @@ class _Parser:
             self._expect("]")
         return Node("root", parts=(_as_expression(self._argument()), index))
 
+    def _series(self, name: str) -> Node:
+        r"""Parse a sum or product over an index: ``\sum_{k=1}^{n} k^2``. The index gets a name that no letter has."""
+        index = low = high = None
+        while self._peek() in ("_", "^") and (high is None or low is None):
+            if self._next_token().text == "^":
+                high = _as_expression(self._exponent())
+            else:
+                range_ = self._base()
+                if range_.kind != "relation" or range_.text != "=" or len(range_.parts) != 2:
+                    raise Unreadable("an index without a range")
+                index, low = range_.parts[0], _as_expression(range_.parts[1])  # i is a constant elsewhere
+        if index is None or low is None or high is None or index.kind not in ("symbol", "constant"):
+            raise Unreadable("an index without a range")
+        body = _as_expression(self._term())
+        if _is_part_of_name(index.text, body):
+            raise Unreadable("an index in a name, like the k of a_k")
+        name_of_index = Node("symbol", f"index{_depth(body)}")
+        return Node("series", name, (_replaced(body, index, name_of_index), name_of_index, low, high))
+
     def _surd(self) -> Node:
         return Node("root", parts=(_as_expression(self._base()), Node("number", "2")))
 
@@ -689,15 +717,26 @@ class _Parser:
             raise Unreadable(f"\\begin{{{environment}}} is not allowed in an answer")
         if environment == "array":
             self._index()
+        node = self._rows("\\end")
+        for sign in ("\\end", "{", environment, "}"):
+            self._expect(sign)
+        return node
+
+    def _plain_matrix(self) -> Node:
+        r"""Parse the matrix of plain TeX: ``\pmatrix{…}``."""
+        self._expect("{")
+        node = self._rows("}")
+        self._expect("}")
+        return node
+
+    def _rows(self, end: str) -> Node:
         listing, self._list_depth = self._list_depth, 1
         rows = [self._row()]
         while self._peek() == "\\\\":
             self._position += 1
-            if self._peek() != "\\end":
+            if self._peek() != end:
                 rows.append(self._row())
         self._list_depth = listing
-        for sign in ("\\end", "{", environment, "}"):
-            self._expect(sign)
         if len({len(row.parts) for row in rows}) > 1:
             raise Unreadable("a matrix whose rows differ in length")
         return Node("matrix", parts=tuple(rows))
@@ -713,10 +752,13 @@ class _Parser:
 _COMMANDS: dict[str, Callable[[_Parser], Node]] = {
     **dict.fromkeys(("frac", "dfrac", "tfrac", "cfrac"), _Parser._fraction),
     **dict.fromkeys(("binom", "dbinom", "tbinom"), _Parser._binomial),
+    "sum": lambda parser: parser._series("sum"),
+    "prod": lambda parser: parser._series("product"),
     "sqrt": _Parser._root,
     "surd": _Parser._surd,
     "mathbb": _Parser._blackboard,
     "begin": _Parser._matrix,
+    **dict.fromkeys(("matrix", "pmatrix", "bmatrix"), _Parser._plain_matrix),
     "pi": lambda _: Node("constant", "π"),
     "infty": lambda _: Node("constant", "∞"),
     **dict.fromkeys(("emptyset", "varnothing"), lambda _: Node("set", "∅")),
@@ -725,7 +767,7 @@ _STARTS = frozenset({*_COMMANDS, *_SYMBOLS, *_ACCENTS})
 
 _EXPRESSIONS = frozenset({
     "number", "repeating", "based", "symbol", "constant", "sum", "minus", "choice", "product", "quotient", "power",
-    "root", "call", "matrix",
+    "root", "call", "matrix", "series",
 })  # fmt: skip
 
 
@@ -769,6 +811,10 @@ def _letter(letter: str) -> Node:
     return Node("constant", letter) if letter in "ei" else Node("symbol", letter)
 
 
+def _based(digits: str, base: str) -> Node:
+    return Node("based", f"{digits}_{_BASES.get(base.casefold(), base)}")
+
+
 def _with_index(node: Node, index: str) -> Node:
     if node.kind == "constant" and node.text in "ei":
         node = Node("symbol", node.text)
@@ -795,6 +841,20 @@ def _canonical_digits(digits: str) -> str:
     whole, _, part = mantissa.partition(".")
     whole, part = whole.lstrip("0") or "0", part.rstrip("0")
     return whole + (f".{part}" if part else "") + (f"e{int(exponent)}" if mark else "")
+
+
+def _is_part_of_name(letter: str, node: Node) -> bool:
+    is_name = node.kind == "symbol" and node.text != letter and letter in node.text
+    return is_name or any(_is_part_of_name(letter, part) for part in node.parts)
+
+
+def _depth(node: Node) -> int:
+    """Return how many sums over an index are nested in a node."""
+    return max(map(_depth, node.parts), default=0) + (node.kind == "series")
+
+
+def _replaced(node: Node, old: Node, new: Node) -> Node:
+    return new if node == old else node._replace(parts=tuple(_replaced(part, old, new) for part in node.parts))
 
 
 def drop_base_ten(node: Node) -> Node:

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from explorl.core.plugins import unknown
-from explorl.tasks.answer_span import last_boxed, last_hash, read_completion
+from explorl.tasks.answer_span import last_boxed, last_boxes, last_hash, read_completion
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
+from explorl.tasks.math.answer_text import MAX_LENGTH, normalize
 from explorl.tasks.math.benchmark_files import SOURCES, BenchmarkProblem, read_folder, read_hub
+from explorl.tasks.math.form import count_elements
 from explorl.tasks.math.judge import shared_judge
-from explorl.tasks.math.normalize import MAX_LENGTH, normalize
 
 STYLES: Mapping[str, str] = {
     "boxed": "Please reason step by step, and put your final answer within \\boxed{}.",
@@ -30,15 +31,20 @@ STYLES: Mapping[str, str] = {
 """Maps styles, which say how completions state their answers, to the sentences that ask for them."""
 
 
-def read_answer(completion: str | bytes, style: str = "boxed") -> tuple[str | None, bool]:
+def read_answer(completion: str | bytes, style: str = "boxed", gold: str = "") -> tuple[str | None, bool]:
     """Return the answer that a completion states, and whether the completion is well-formed: states exactly one.
 
+    If the right answer (``gold``) is a list, its elements may be in boxes of their own, side by side.
     Only the end of a completion beyond a million characters is read, and it is not well-formed.
     """
     text, is_whole = read_completion(completion)
     answer, count = last_boxed(text) if style == "boxed" else last_hash(text)
     if not answer:
         return None, False
+    if style == "boxed" and count > 1 and gold:
+        boxes = last_boxes(text)
+        is_list = 1 < len(boxes) == count_elements(gold) and all(count_elements(box) == 1 for box in boxes)
+        answer = ", ".join(boxes) if is_list else answer
     # A lone surrogate can neither be sent to a worker nor written to a table.
     return answer.encode(errors="replace").decode(), is_whole and count == 1
 
@@ -104,10 +110,13 @@ class Math(Task):
         opened: Sequence[bool] | None = None,
     ) -> list[Verdict]:
         """Return the verdicts on completions, judged by all workers in parallel. An open ``<think>`` has no effect."""
-        answers = [read_answer(completion, self.style) for completion in completions]
+        golds = [str(problem.data["answer"]) for problem in problems]
+        answers = [
+            read_answer(completion, self.style, gold) for completion, gold in zip(completions, golds, strict=True)
+        ]
         cases = [
-            ((str(problem.data["answer"]), answer), str(problem.data["question"]))
-            for (answer, _), problem in zip(answers, problems, strict=True)
+            ((gold, answer), str(problem.data["question"]))
+            for (answer, _), gold, problem in zip(answers, golds, problems, strict=True)
             if answer is not None
         ]
         pairs, prompts = [pair for pair, _ in cases], [prompt for _, prompt in cases]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from explorl.tasks.math.answer_text import FUNCTIONS
 from explorl.tasks.math.latex import Node
-from explorl.tasks.math.latex_tokens import FUNCTIONS
 
 MAX_BITS = 8_192
 """The largest size of a number that is computed, about twice that of the thousand digits that an answer may have."""
@@ -186,6 +186,8 @@ def _visit(node: Node, operations: Operations) -> None:
         operations.names.add(node.text)
     elif node.kind in ("number", "repeating"):
         operations.decimals |= not node.text.isdigit()
+    elif node.kind == "series":
+        operations.names.add(f"a {node.text} over an index")
     elif node.kind == "call":
         operations.names.add(FUNCTIONS.get(node.text, node.text))
     elif node.kind in _VISITS:
@@ -250,6 +252,8 @@ def _visit_power(node: Node, operations: Operations) -> None:
             operations.names.add("a root of symbols")
     elif size is not None and size.denominator != 1:
         operations.names.add("a root")
+    elif base.kind == "constant" and size is not None and size < 0:
+        operations.names.add("a negative power")
     elif _is_constant_sum(base):
         operations.names.add("a power of a sum")
     elif (base.kind != "constant" and size is not None and not is_power_of_ten(node)) or base == Node("constant", "i"):

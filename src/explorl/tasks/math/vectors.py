@@ -1,10 +1,11 @@
 r"""Check the order of products of vectors and matrices.
 
-For sympy, as `tree` uses it, all symbols commute: ``\mathbf{b} \times \mathbf{a}``, ``\mathbf{a} \cdot \mathbf{b}`` and
-``\mathbf{a} \times \mathbf{b}`` are one product, and so are ``A^T B`` and ``B A^T``. So if the right answer has vectors
-(letters in bold, with an arrow, or with a × between them if the prompt mentions vectors) or matrices (capitals, if one
-is transposed or the prompt mentions matrices), an answer must also have the same products in the same order. Both are
-multiplied out to sums of words of such letters, whose coefficients are compared by their values at one point.
+For sympy, as `sympy_worker` uses it, all symbols commute: ``\mathbf{b} \times \mathbf{a}``, ``\mathbf{a} \cdot
+\mathbf{b}`` and ``\mathbf{a} \times \mathbf{b}`` are one product, and so are ``A^T B`` and ``B A^T``. So if the right
+answer has vectors (letters in bold, with an arrow, or with a × between them if the prompt mentions vectors) or matrices
+(capitals, if one is transposed or the prompt mentions matrices), an answer must also have the same products in the same
+order. Both are multiplied out to sums of words of such letters, whose coefficients are compared by their values at one
+point.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
+from explorl.tasks.math.answer_text import Unreadable
 from explorl.tasks.math.form import named_value
 from explorl.tasks.math.latex import Node, parse
-from explorl.tasks.math.latex_tokens import Unreadable
 
 Word = tuple[str, ...]
 Words = dict[Word, complex]
@@ -33,6 +34,7 @@ _T = r"(?:T|\\(?:mathsf|mathrm|text)\s*\{\s*T\s*\}|\\(?:mathsf|mathrm)\s+T)"
 _TRANSPOSED = re.compile(rf"(?:[A-Z]\}}?|\))\s*\^\s*(?:{_T}|\{{\s*{_T}\s*\}})")
 _TRANSPOSES = re.compile(r"\b(?:transpos|adjoint|hermitian)", re.IGNORECASE)
 _ACCENT = re.compile(r"\\(?:vec|overrightarrow|hat|bar)\{(\\?[A-Za-z]+)\}|(\\[A-Za-z]+)(?![A-Za-z{])")
+_ARROW = re.compile(r"\\vec\{(\\?[A-Za-z]+)\}")
 _MOST_WORDS = 500
 _MOST_LETTERS = 12
 _CLOSE = 1e-6
@@ -45,27 +47,27 @@ class _Unsupported(ValueError):
     """Raised for a formula with something that cannot be multiplied out here."""
 
 
-def are_reordered(prompt: str, gold: str, answer: str) -> bool:
-    """Return whether an answer differs from the right one, which it equals if all symbols commute, by their order."""
+def same_products(prompt: str, gold: str, answer: str) -> bool | None:
+    """Return whether an answer has the right one's products of vectors and matrices; None if this cannot be told."""
     vectors = {letter for match in _VECTOR.finditer(gold) for letter in match.groups() if letter}
     has_vectors = re.search(r"\b(?:vectors?|cross product)\b", prompt, re.I) is not None
     has_matrices = _TRANSPOSED.search(gold) is not None or re.search(r"\bmatri(?:x|ces)\b", prompt, re.I) is not None
     marks = frozenset({"T", "t", "H"} if _TRANSPOSES.search(prompt) else {"T"})
     if not (vectors or has_vectors or has_matrices):
-        return False
+        return None
     try:
         nodes = [parse(text, vectors=True) for text in (gold, answer)]
         if has_vectors:
             vectors |= _crossed(nodes[0])
         letters = _Letters(frozenset(vectors), has_matrices, marks)
         if not letters.occur_in(nodes[0]):
-            return False
+            return None
         are_equations = all(node.kind == "relation" and node.text == "=" and len(node.parts) == 2 for node in nodes)
         gold_words, answer_words = map(letters.balance if are_equations else letters.value, nodes)
     except (Unreadable, _Unsupported, ArithmeticError, ValueError):
-        return False
+        return None
     all_words = gold_words.keys() | answer_words.keys()
-    return any(not _are_close(gold_words.get(word, 0), answer_words.get(word, 0)) for word in all_words)
+    return all(_are_close(gold_words.get(word, 0), answer_words.get(word, 0)) for word in all_words)
 
 
 def _crossed(node: Node) -> set[str]:
@@ -133,7 +135,7 @@ class _Letters:
     def _symbol(self, node: Node) -> Words:
         letter = _letter(node.text)
         if letter in self.vectors or (self.has_matrices and letter.isupper()):
-            return {() if node.text == "I" and self.has_matrices else (node.text,): 1}
+            return {() if node.text == "I" and self.has_matrices else (_ARROW.sub(r"\1", node.text),): 1}
         return {(): _scalar_value(node.text)}
 
     def _sum(self, node: Node) -> Words:
@@ -213,7 +215,8 @@ class _Letters:
     def _dot(self, first: Words, second: Words) -> Words:
         def dot(left: Word, right: Word) -> Words:
             product = (*_transposed(left), *right)
-            return {(): _scalar_value("".join(min(product, _transposed(product))))}
+            is_operator = "\\nabla" in (*left, *right)  # it acts on what follows
+            return {(): _scalar_value("".join(product if is_operator else min(product, _transposed(product))))}
 
         return self._bilinear(first, second, dot)
 

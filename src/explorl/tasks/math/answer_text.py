@@ -1,16 +1,102 @@
-r"""Split an answer's LaTeX into tokens: numbers, words, texts, commands and single signs.
+r"""The text of an answer: its normal form, and the tokens of its LaTeX.
 
-A policy writes answers, so they are not trusted: unprintable characters are refused, and ``\text{…}`` and similar
-commands may contain only letters, digits and punctuation.
+Answers with the same normal form are equal, and equal answers often have the same one: ``\dfrac{1}{2}`` and ``1/2``,
+``27.0`` and ``27``, ``4.5e33`` and ``4.5 \times 10^{33}``, ``90^\circ`` and ``90``.
+
+Tokens are numbers, words, texts, commands and single signs. A policy writes answers, so they are not trusted:
+unprintable characters are refused, and ``\text{…}`` and similar commands may contain only letters, digits and
+punctuation.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from decimal import Decimal
+from functools import lru_cache
 from typing import NamedTuple
 
-from explorl.tasks.math.units import is_abbreviation
+from explorl.tasks.math.words import is_abbreviation
+
+MAX_LENGTH = 1_000
+"""A longer text is not an answer; the benchmarks' answers have less than a third of this."""
+
+_NUMERAL = re.compile(
+    r"(?P<sign>[+-]?)(?=\.?[0-9])(?P<whole>[0-9]{1,3}(?:[ ,][0-9]{3})+|[0-9]*)(?:\.(?P<part>[0-9]*))?"
+    r"(?:(?:[eE]|(?:\\times|\\cdot|[*x×·]) ?10\^)(?P<power>[+-]?[0-9]{1,6}|\{[+-]?[0-9]{1,6}\}))?"
+)
+_POWER_OF_TEN = re.compile(r"(?P<sign>[+-]?)10\^(?P<power>[0-9]|\{[+-]?[0-9]{1,6}\})")
+_FRACTION = re.compile(r"(-?)\\frac\{(-?)([0-9]+)\}\{([0-9]+)\}")
+
+# The order matters; each pattern takes time linear in the text.
+_REWRITES = [
+    (re.compile(pattern), by)
+    for pattern, by in (
+        (r"\\! *", ""),
+        (r"\\(?:left|right) *\.|\\(?:left|right|displaystyle)(?![A-Za-z])", " "),
+        # Signs around a number mean nothing, but between two digits they separate two numbers.
+        (r"(?<![0-9])(?:\\[$()\[\]]|\$)|(?:\\[()\[\]]|\$)(?![0-9])", " "),
+        (r"(?:\^ ?\\circ(?![A-Za-z])|\^ ?\{ ?\\circ ?\}|\\degree(?![A-Za-z])|°)(?! *[0-9])", ""),
+        (r"\\%", "%"),
+        (r"\\[,;: ]|~|\\q?quad(?![A-Za-z])|\s+", " "),
+        (r"\{,\}", ","),
+        (r"−", "-"),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname) ?\{([^{}]*)\}", r"\1"),
+        (r" +", " "),
+        # "3, 5" is "3,5", but "1, 234" is not 1,234.
+        (r" (?=\W)|(?<=[^\w,]) |(?<=,) (?![0-9]{3}(?![0-9]))", ""),
+        (r"\\frac ?([0-9]) ?(?=[0-9{])", r"\\frac{\1}"),
+        (r"(\\frac\{[^{}]*\}) ?([0-9])", r"\1{\2}"),
+        (r"\\sqrt ?([0-9])", r"\\sqrt{\1}"),
+        (r"([_^])\{(\w)\}", r"\1\2"),
+    )
+]
+
+
+def parse_numeral(text: str) -> Decimal | None:
+    r"""Parse a number like ``-27.0``, ``1,024``, ``4.5e33`` or ``4.5 \times 10^{33}``; return None for other texts."""
+    text = re.sub(r" (?=[^\w,])|(?<=[^\w,]) ", "", re.sub(r"\\! *", "", text.strip(" \t\r\n")).replace("−", "-"))
+    if match := _POWER_OF_TEN.fullmatch(text):
+        return Decimal(f"{match['sign']}1e{match['power'].strip('{}')}")
+    if not (match := _NUMERAL.fullmatch(text)):
+        return None
+    whole, part = re.sub("[ ,]", "", match["whole"]), match["part"] or ""
+    return Decimal(f"{match['sign']}{whole}.{part}e{(match['power'] or '0').strip('{}')}")
+
+
+def format_numeral(value: Decimal) -> str:
+    """Return a number in its canonical notation: ``27`` for 27.0, ``4.5e33`` for 45e32."""
+    if not value:
+        return "0"
+    sign, digits, _ = value.as_tuple()
+    if not -5 <= value.adjusted() <= 15:
+        significant = "".join(map(str, digits)).rstrip("0")
+        mantissa = f"{significant[0]}.{significant[1:]}".rstrip(".")
+        return f"{'-' * sign}{mantissa}e{value.adjusted()}"
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def normalize(text: str) -> str:
+    """Return the normal form of an answer."""
+    for pattern, by in _REWRITES:
+        text = pattern.sub(by, text)
+    text = text.strip().removesuffix(".").strip()
+    if re.fullmatch(r"\{[^{}]*\}", text):
+        text = text[1:-1].strip()
+    if re.fullmatch(r"\([A-J]\)", text):
+        return text[1]
+    number = parse_numeral(text)
+    if number is not None:
+        return format_numeral(number)
+    if match := _FRACTION.fullmatch(text):
+        outer, inner, above, below = match.groups()
+        return f"{'-' if outer != inner else ''}{above}/{below}"
+    return text
+
+
+# Tokens
 
 
 class Unreadable(ValueError):
@@ -85,6 +171,9 @@ _BREAKS = frozenset("\f\v\x1c\x1d\x1e\x1f\x85\u2028\u2029")
 _BRACED = re.compile(r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
 _INVISIBLE = re.compile(r" *\.")
 _WORDS = re.compile(r"[A-Za-z0-9 .,'/^-]*")
+# A formula in \text{…}, maybe with words after a number: it does not begin with a letter.
+_FORMULA = re.compile(r" *(?:[-+(.0-9%$]|\\[$%])(?:[^\\{}]|\\[$% ,;:!])*")
+_SEPARATOR = re.compile("[,;](?: (and|or))?")
 _MEASURES = frozenset({"min", "sec", "arcsec"})
 _PART_END = re.compile(r"[ .]*(?:[,;/$)}\]]|\\[)\]]|$)")
 _POWER = re.compile(r"\^\{ ?(-?[0-9]) ?\}")
@@ -97,6 +186,44 @@ _SCAN = re.compile(
     r"|(?P<word>[A-Za-z]+)"
     r"|(?P<sign>\*\*|<=|>=|!=|[^\\])"
 )
+
+
+# Other ways to write what the grammar has. The order matters; each pattern takes time linear in the text.
+_NOTATIONS = [
+    (re.compile(pattern), by)
+    for pattern, by in (
+        (r"\\(?:text)?color *\{[A-Za-z0-9!]*\}", " "),
+        (r"\\(?:fbox|boxed)(?= *\{)|\\underline(?= *\{ *-?[0-9])", " "),
+        (r"(?i)\A *\\text(?:bf|rm|it)? *\{ *(?:the )?(?:final )?answer(?: is)? *:? *\} *:?", ""),
+        (r"\\lor(?![A-Za-z])", r"\\text{ or }"),
+        (r"\\land(?![A-Za-z])", r"\\text{ and }"),
+        (r"\{:\}|\\!:\\!|\\colon(?![A-Za-z])", ":"),
+        (r"\\cr(?![A-Za-z])", r"\\\\ "),
+        (r"\\\\ *\[ *-?[0-9.]+ *(?:pt|ex|em|mm|cm|in) *\]", r"\\\\ "),
+        (r"\\backslash(?![A-Za-z])", r"\\setminus "),
+        (r"(?<=[0-9]) [xX] (?=10 ?\^)", r" \\times "),
+        (r"(?<![0-9])\.(?=\\(?:overline|bar|dot)(?![A-Za-z]))", "0."),
+        (r"_\{\\(?:text|mathrm) *\{ *base *\} *([0-9]+) *\}|_\{ *\( *([0-9]+) *\) *\}", r"_{\1\2}"),
+        (r"(?<=[0-9]) *(?:\\text *\{ *(?:in )?base *\}| base ) *\{?([0-9]+)\}?", r"_{\1}"),
+        (r"(?<=[0-9])(?: *\\text *\{ *(?:is )?to *\} *| +to +)(?=[0-9])", ":"),
+        (r"\b([ap])\. ?m\b\.?", r"\1m"),
+    )
+]
+
+
+_OUTWARD_BRACKETS = re.compile(r" *(?=\]|.*\[ *\Z)([\[\]])([^][()]+,[^][()]+)([\[\]]) *")  # ]3,8] and [2,9[
+
+
+@lru_cache(maxsize=8_192)
+def rewrite(text: str) -> str:
+    """Return an answer's text in the notation of the grammar: without signs of Unicode and colours, ``:`` for "to"."""
+    text = translate_unicode(text)
+    for pattern, by in _NOTATIONS:
+        text = pattern.sub(by, text)
+    if interval := _OUTWARD_BRACKETS.fullmatch(text):
+        opening, ends, closing = interval.groups()
+        return f"{'(' if opening == ']' else '['}{ends}{')' if closing == '[' else ']'}"
+    return text
 
 
 def translate_unicode(text: str) -> str:
@@ -165,13 +292,20 @@ def _text_tokens(text: str, position: int, command: str, spaced: int) -> tuple[l
     name = unit if all(map(is_abbreviation, re.findall("[A-Za-z]+", unit))) else name
     if braced and not name:
         return [], braced.end()
+    if braced and (separator := _SEPARATOR.fullmatch(name)):
+        words = [Token("text", separator[1], spaced)] if separator[1] else []
+        return [Token("sign", ",", spaced), *words], braced.end()
     if braced and (name in FUNCTIONS or name in ALIASES) and not _is_measure(name, text, braced.end()):
         return [Token("command", f"\\{name}", spaced)], braced.end()
     if braced and len(name) > 1 and name[0].isalpha() and _WORDS.fullmatch(name):
         return [Token("text", name, spaced)], braced.end()
-    if braced and re.fullmatch(r"[A-Za-z]|[-+]?[0-9.,]+", name):
-        first, *others = tokenize(name)
+    if braced and (re.fullmatch("[A-Za-z]", name) or _FORMULA.fullmatch(content)):
+        first, *others = [_as_text(token) for token in tokenize(content.strip())]
         return [first._replace(spaced=spaced), *others], braced.end()
     if command[1:] not in _FONTS:
         raise Unreadable(f"{command} contains something other than letters, digits and .,'-")
     return [], position  # letters in another font: the command is ignored
+
+
+def _as_text(token: Token) -> Token:
+    return token._replace(kind="text") if token.kind == "word" and len(token.text) > 1 else token
