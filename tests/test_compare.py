@@ -27,7 +27,7 @@ from explorl.models import Policy, load_policy
 from explorl.report import boundary_figures
 from explorl.rollout.sampling import SamplingParams
 from explorl.stats import permutation_test
-from explorl.stats.crossed import student_quantile
+from explorl.stats.distributions import student_quantile
 
 HOW = protocol("plain", samples=4, max_tokens=48)
 

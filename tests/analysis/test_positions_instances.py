@@ -13,7 +13,8 @@ from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import build_table
 from explorl.analysis.positions import entropy_by_position
 from explorl.stats import Interval
-from explorl.stats.clusters import cluster_mean, cluster_means, format_effect
+from explorl.stats.interval import format_effect
+from explorl.stats.resample import cluster_mean, cluster_means
 
 
 def lengths_of(rng, answers, low=5, high=60):

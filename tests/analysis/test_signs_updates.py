@@ -22,7 +22,7 @@ from explorl.analysis.entropy_drop import (
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded, build_table
 from explorl.analysis.probability_shift import Updates, updates, updates_summary, updates_tables
-from explorl.stats.regression import LEVEL
+from explorl.stats.interval import LEVEL
 
 from .planted_runs import FAST, TYPES, lines, noise, rollouts, token_table
 

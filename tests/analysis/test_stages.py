@@ -23,7 +23,8 @@ from explorl.analysis.reward_stages import (
 )
 from explorl.report.lens_figures import law_drawings
 from explorl.report.lens_render import file_svg
-from explorl.stats.regression import Effect, Noise, autoregression, binned, regression
+from explorl.stats.interval import Effect
+from explorl.stats.regression import Noise, autoregression, binned, regression
 
 from .planted_runs import lines, noise
 

@@ -7,7 +7,7 @@ import numpy as np
 from explorl.analysis.entropy_drop import words
 from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import Completions, LensTable, Tokens
-from explorl.stats.regression import LEVEL
+from explorl.stats.interval import LEVEL
 
 from .planted_runs import noise
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from explorl.analysis.categories import CATEGORIES
-from explorl.analysis.impact import Continuation, Side, TokenImpact, fisher, newcombe
+from explorl.analysis.impact import Continuation, Side, TokenImpact, newcombe
 from explorl.analysis.lens_table import build_table
 from explorl.report.lens_rollouts import lens_rollouts
 from explorl.report.study_page import write_report
 from explorl.report.study_rollouts import compact, token_measures
+from explorl.stats.distributions import fisher
 
 from .test_browser import CONTRAST, HOSTILE, chromium, opened, pytestmark  # noqa: F401
 

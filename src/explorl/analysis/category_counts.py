@@ -16,8 +16,8 @@ from explorl.analysis.categories import CATEGORIES, REST, WordLists, groups_of, 
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.stats import Cell, Interval, Table
-from explorl.stats.clusters import cluster_means, effect_cell, format_effect
-from explorl.stats.regression import Effect
+from explorl.stats.interval import Effect, format_effect
+from explorl.stats.resample import cluster_means
 
 EDGE = 0.2
 """Share of the steps that counts as the beginning of a run, and as its end."""
@@ -162,8 +162,7 @@ def tables(result: CategoryCounts) -> dict[str, Table]:
         compared = any(count.change is not None for count in counts)
         names = ["all steps", "first fifth", "last fifth", "change"] if compared else ["answers"]
         rows: list[list[Cell]] = [
-            [count.name, count.all, *([count.first, count.last, effect_cell(count.change)] if compared else [])]
-            for count in counts
+            [count.name, count.all, *([count.first, count.last, count.change] if compared else [])] for count in counts
         ]
         return Table([first, *names], rows, title, number)
 

@@ -12,7 +12,8 @@ from explorl.analysis.lens_table import LensTable, NotRecorded
 from explorl.analysis.reward_stages import MIN_STEPS
 from explorl.metrics.quality import response_quality
 from explorl.stats import Cell, Table
-from explorl.stats.regression import Effect, binned, format_points, regression, trend
+from explorl.stats.interval import Effect, format_points
+from explorl.stats.regression import binned, regression, trend
 
 Floats = NDArray[np.float64]
 
@@ -95,7 +96,7 @@ def defects_summary(result: Defects) -> str:
             continue
         verb = {1: "rise", -1: "fall", 0: "do not change significantly"}[kind.change.sign]
         noun = "repetitive responses" if kind.name == "repetitive" else kind.name
-        parts.append(f"{noun} {verb} ({format_points(kind.change.interval)} from the first to the last third)")
+        parts.append(f"{noun} {verb} ({format_points(kind.change)} from the first to the last third)")
     text = "; ".join(parts) + "."
     return text[0].upper() + text[1:]
 
@@ -103,7 +104,7 @@ def defects_summary(result: Defects) -> str:
 def defects_tables(result: Defects) -> dict[str, Table]:
     """Return tables of the changes and of the shares by step."""
     rows: list[list[Cell]] = [
-        [kind.name, float(kind.shares.mean()), kind.change.interval if kind.change else None,
+        [kind.name, float(kind.shares.mean()), kind.change if kind.change else None,
          kind.change.p if kind.change else None]
         for kind in result.kinds
     ]  # fmt: skip

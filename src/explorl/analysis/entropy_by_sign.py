@@ -11,7 +11,8 @@ from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded
 from explorl.analysis.reward_stages import MIN_STEPS, rising_end
 from explorl.stats import Cell, Table
-from explorl.stats.regression import Effect, binned, regression, trend
+from explorl.stats.interval import Effect
+from explorl.stats.regression import binned, regression, trend
 
 Floats = NDArray[np.float64]
 
@@ -88,16 +89,16 @@ def split_summary(result: SignSplit) -> str:
     pace = {-1: "that of negative ones falls faster", 1: "that of negative ones falls more slowly",
             0: "neither falls significantly faster"}[result.slope_difference.sign]  # fmt: skip
     return (
-        f"{level} (negative − positive {result.difference.interval:+.3f} nats until step {result.rising_end:.0f}); "
-        f"{pace} (slopes per 100 steps: negative {result.negative_slope.interval:+.3f}, positive "
-        f"{result.positive_slope.interval:+.3f}, difference {result.slope_difference.interval:+.3f})."
+        f"{level} (negative − positive {result.difference:+.3f} nats until step {result.rising_end:.0f}); "
+        f"{pace} (slopes per 100 steps: negative {result.negative_slope:+.3f}, positive "
+        f"{result.positive_slope:+.3f}, difference {result.slope_difference:+.3f})."
     )
 
 
 def split_tables(result: SignSplit) -> dict[str, Table]:
     """Return tables of the effects and of the curves."""
     rows: list[list[Cell]] = [
-        [name, effect.interval, effect.p]
+        [name, effect, effect.p]
         for name, effect in (
             ("negative − positive (nats)", result.difference),
             ("slope of positive (nats per 100 steps)", result.positive_slope),

@@ -14,8 +14,8 @@ from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.analysis.token_types import MIN_STEPS_SEEN, RESAMPLES, TokenTypes, resampled_effect, token_types
 from explorl.stats import Cell, Table
-from explorl.stats.crossed import holm
-from explorl.stats.regression import LEVEL, Effect, format_points
+from explorl.stats.interval import LEVEL, Effect, format_points
+from explorl.stats.p_values import holm
 
 Floats = NDArray[np.float64]
 
@@ -189,8 +189,8 @@ def drop_summary(result: EntropyDrop) -> str:
     comparison = {1: "more than", -1: "less than", 0: "not significantly different from that"}[result.excess.sign]
     text = (
         f"Of the {result.fastest} token types (of {result.types}) whose entropy falls fastest, "
-        f"{result.negative_share.interval:.1%} of occurrences are in negative completions: {comparison} of all types "
-        f"({result.all_share:.1%}; difference {format_points(result.excess.interval)})."
+        f"{result.negative_share:.1%} of occurrences are in negative completions: {comparison} of all types "
+        f"({result.all_share:.1%}; difference {format_points(result.excess)})."
     )
     if result.only_negative_slope is None:
         return f"{text} No frequent type occurs in negative completions alone."
@@ -198,20 +198,20 @@ def drop_summary(result: EntropyDrop) -> str:
     pace = {-1: "faster than", 1: "more slowly than", 0: "not significantly faster than"}[slope.sign]
     return (
         f"{text} The entropy of the {result.only_negative} types in negative completions alone falls {pace} that of "
-        f"the others ({slope.interval:+.3f} nats per 100 steps)."
+        f"the others ({slope:+.3f} nats per 100 steps)."
     )
 
 
 def drop_tables(result: EntropyDrop) -> dict[str, Table]:
     """Return tables of the shares and of the fastest types."""
     rows: list[list[Cell]] = [
-        ["negative share of the fastest types", result.negative_share.interval, None],
+        ["negative share of the fastest types", result.negative_share, None],
         ["negative share of all types", result.all_share, None],
-        ["difference", result.excess.interval, result.excess.p],
+        ["difference", result.excess, result.excess.p],
         ["types in negative answers alone", result.only_negative, None],
     ]
     if result.only_negative_slope is not None:
-        rows.append(["their slope − that of the others (nats per 100 steps)", result.only_negative_slope.interval,
+        rows.append(["their slope − that of the others (nats per 100 steps)", result.only_negative_slope,
                      result.only_negative_slope.p])  # fmt: skip
     types: list[list[Cell]] = [
         [repr(text), float(slope), float(share), int(count)]
@@ -239,7 +239,7 @@ def words_tables(result: Words) -> dict[str, Table]:
     columns = ["token", "seen", "first third", "last third", "change", "p (Holm)"]
 
     def rows(changes: tuple[WordChange, ...]) -> list[list[Cell]]:
-        return [[repr(w.text), w.count, w.before, w.after, w.change.interval, w.corrected] for w in changes]
+        return [[repr(w.text), w.count, w.before, w.after, w.change, w.corrected] for w in changes]
 
     return {
         "words-frequency": Table(

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from explorl.analysis.impact import Continuation, Side, TokenImpact, benjamini_hochberg, fisher, newcombe
+from explorl.analysis.impact import Continuation, Side, TokenImpact, newcombe
 from explorl.core.text import clean
 from explorl.rollout import SamplingParams
+from explorl.stats.distributions import fisher
+from explorl.stats.p_values import benjamini_hochberg
 from explorl.tasks import Problem, Task, opens_think
 from explorl.tasks.base import verdicts_of
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.stats import Cell, Interval, Table
-from explorl.stats.clusters import cluster_means, cluster_sums, effect_cell, format_effect
-from explorl.stats.regression import Effect
+from explorl.stats.interval import Effect, format_effect
+from explorl.stats.resample import cluster_means, cluster_sums
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -190,9 +190,9 @@ def tables(result: Instances) -> dict[str, Table]:
             f"share of tokens in the top {TOP:.0%} of shifts",
             result.top_in_low,
             result.top_in_high,
-            effect_cell(result.low_minus_high),
+            result.low_minus_high,
         ],
-        ["mean |Δp|", result.shift_low, result.shift_high, effect_cell(result.shift_low_minus_high)],
+        ["mean |Δp|", result.shift_low, result.shift_high, result.shift_low_minus_high],
     ]
     lower, upper = result.edges[:-1], result.edges[1:]
     bins: list[list[Cell]] = [list(row) for row in zip(lower, upper, result.top_tokens, result.all_tokens, strict=True)]

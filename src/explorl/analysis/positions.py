@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded
 from explorl.stats import Cell, Interval, Table
-from explorl.stats.clusters import cluster_means, cluster_sums, effect_cell, format_effect
-from explorl.stats.regression import Effect
+from explorl.stats.interval import Effect, format_effect
+from explorl.stats.resample import cluster_means, cluster_sums
 
 BINS = 20
 EDGE = 0.2
@@ -151,9 +151,9 @@ def tables(profile: PositionProfile) -> dict[str, Table]:
         rows.append([f"{low:.0%}–{high:.0%}", profile.all[index], profile.positive[index], profile.negative[index]])
     columns = ["position", "entropy (nats)", "positive answers", "negative answers"]
     contrasts: list[list[Cell]] = [
-        [f"first {EDGE:.0%} − middle", effect_cell(profile.begin_minus_middle)],
-        [f"last {EDGE:.0%} − middle", effect_cell(profile.end_minus_middle)],
-        [f"last {EDGE:.0%}: negative − positive", effect_cell(profile.end_negative_minus_positive)],
+        [f"first {EDGE:.0%} − middle", profile.begin_minus_middle],
+        [f"last {EDGE:.0%} − middle", profile.end_minus_middle],
+        [f"last {EDGE:.0%}: negative − positive", profile.end_negative_minus_positive],
     ]
     return {
         "positions": Table(columns, rows, "Entropy by position"),

@@ -10,7 +10,6 @@ correlation 0.8), the runs of 40 in which it has a significant sign, resampling 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +22,10 @@ from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.analysis.positions import completion_signs
 from explorl.analysis.reward_stages import rising_end
-from explorl.analysis.token_types import block_resamples
 from explorl.stats import Cell, Interval, Table
-from explorl.stats.crossed import student_quantile
-from explorl.stats.regression import Effect
+from explorl.stats.distributions import student_quantile
+from explorl.stats.interval import Effect
+from explorl.stats.resample import resample, resampled_error, resampled_interval
 
 Floats = NDArray[np.float64]
 
@@ -164,7 +163,7 @@ class _Clusters:
         length = round(len(steps) ** 0.5)
         if len(steps) // length >= MIN_CLUSTERS:
             self.count = len(steps) / length
-            resampled = block_resamples(len(steps), length, RESAMPLES, rng)
+            resampled = np.vstack([*resample(len(steps), RESAMPLES, rng, block=length)])
         else:
             groups, self._index = np.unique(
                 table.completions.cluster[table.tokens.completion[included]], return_inverse=True
@@ -185,7 +184,7 @@ class _Clusters:
 
     def error(self, values: Floats) -> float:
         """Return the standard error of the first value from the spread of the others, corrected for few clusters."""
-        return float(values[1:].std(ddof=1)) * math.sqrt(self.count / max(self.count - 1, 1))
+        return resampled_error(values, self.count)
 
     def effect(self, values: Floats) -> Effect:
         """Return the first value as an effect, with its standard error."""
@@ -193,9 +192,8 @@ class _Clusters:
 
 
 def _interval(values: Floats) -> Interval:
-    mean = float(values[0])
-    low, high = np.quantile(values[1:], [0.025, 0.975])
-    return Interval(mean, min(float(low), mean), max(float(high), mean))
+    interval = resampled_interval(float(values[0]), values[1:])
+    return Interval(interval.mean, min(interval.low, interval.mean), max(interval.high, interval.mean))
 
 
 def _share(clusters: _Clusters, marks: NDArray[np.bool_]) -> Interval:
@@ -286,11 +284,11 @@ def updates_summary(result: Updates) -> str:
     )
     for bins in result.bins:
         verb = {1: "increases with", -1: "decreases with", 0: "is not significantly correlated with"}
-        text += f" |Δp| {verb[bins.correlation.sign]} {bins.name} (Spearman {bins.correlation.interval:+.2f})."
+        text += f" |Δp| {verb[bins.correlation.sign]} {bins.name} (Spearman {bins.correlation:+.2f})."
     for name, effect in (("positive", result.positive), ("negative", result.negative)):
         if effect is not None:
             verb = {1: "gain", -1: "lose", 0: "do not significantly gain or lose"}
-            text += f" Tokens of {name} completions {verb[effect.sign]} probability ({effect.interval:+.4f})."
+            text += f" Tokens of {name} completions {verb[effect.sign]} probability ({effect:+.4f})."
     return text
 
 
@@ -302,17 +300,17 @@ def updates_tables(result: Updates) -> dict[str, Table]:
     ]
     for name, effect in (("positive", result.positive), ("negative", result.negative)):
         if effect is not None:
-            rows.append([f"mean Δp in {name} answers", effect.interval, effect.p])
+            rows.append([f"mean Δp in {name} answers", effect, effect.p])
     for bins in result.bins:
-        rows.append([f"Spearman's correlation of |Δp| and {bins.name}", bins.correlation.interval, bins.correlation.p])
-        rows.append([f"share of all |Δp| in the top 20 % by {bins.name}", bins.top_share.interval, None])
+        rows.append([f"Spearman's correlation of |Δp| and {bins.name}", bins.correlation, bins.correlation.p])
+        rows.append([f"share of all |Δp| in the top 20 % by {bins.name}", bins.top_share, None])
     bin_rows: list[list[Cell]] = [
         [bins.name, float(bins.percentile[index]), float(bins.middle[index]), mean]
         for bins in result.bins
         for index, mean in enumerate(bins.means)
     ]
     category_rows: list[list[Cell]] = [
-        [update.category, update.tokens, update.mean, update.excess.interval, update.excess.p, update.in_top]
+        [update.category, update.tokens, update.mean, update.excess, update.excess.p, update.in_top]
         for update in result.categories
     ]
     columns = ["category", "tokens", "mean |Δp|", "difference to all tokens", "p of 0", "share in the top 20 %"]

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded
 from explorl.stats import Cell, Interval, Table
-from explorl.stats.regression import LEVEL, Effect, autoregression, binned, regression
+from explorl.stats.interval import LEVEL, Effect
+from explorl.stats.regression import autoregression, binned, regression
+from explorl.stats.resample import resampled_interval
 
 Floats = NDArray[np.float64]
 
@@ -149,7 +151,7 @@ def two_pieces(steps: Floats, values: Floats, *, measure: str = "reward", seed: 
     null = straight.fitted[:, None] + noise.simulate(len(steps), draws, rng)
     gain = hinges.gain(values[:, None])[0]
     p = float((1 + (hinges.gain(null) >= gain).sum()) / (1 + draws))
-    alone = _scaled(straight.effect([0, 1]))
+    alone = straight.effect([0, 1]).times(100)
     if p >= LEVEL:
         rises = straight.effect([0, 1]).sign > 0
         return Stages(measure, steps, values, straight.fitted, p, None, alone, None, rises)
@@ -157,12 +159,14 @@ def two_pieces(steps: Floats, values: Floats, *, measure: str = "reward", seed: 
     simulated = fit.fitted[:, None] + noise.simulate(len(steps), draws, rng)
     indices, first, second = hinges.best(simulated)
     estimates = (float(fit.coefficients[1]), float(fit.coefficients[1] + fit.coefficients[2]))
-    slopes = [_percentiles(estimates[0], first), _percentiles(estimates[1], second)]
+    slopes = [
+        resampled_interval(mean, draws).times(100) for mean, draws in zip(estimates, (first, second), strict=True)
+    ]
     falls = estimates[0] > estimates[1]
     rises = float((first <= 0).mean()) < LEVEL / 2 and estimates[0] > 0
     if not (falls and rises):  # the curve bends, but not from a rise to a flatter stage
         return Stages(measure, steps, values, fit.fitted, p, None, slopes[0], slopes[1], rises)
-    tau = _percentiles(float(hinges.candidates[best[0]]), hinges.candidates[indices], 1.0)
+    tau = resampled_interval(float(hinges.candidates[best[0]]), hinges.candidates[indices])
     return Stages(measure, steps, values, fit.fitted, p, tau, slopes[0], slopes[1], rises)
 
 
@@ -198,15 +202,6 @@ class _Hinges:
         centred = self._steps - self._steps.mean()
         before = centred @ unbent / (centred @ centred)
         return index, np.asarray(before), np.asarray(before + bend)
-
-
-def _percentiles(mean: float, draws: Floats, scale: float = 100.0) -> Interval:
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return Interval(scale * mean, scale * float(low), scale * float(high))
-
-
-def _scaled(effect: Effect) -> Interval:
-    return Interval(100 * effect.mean, 100 * effect.low, 100 * effect.high)
 
 
 def _missing_data(measure: str, steps: Floats, values: Floats) -> str | None:
@@ -252,7 +247,7 @@ def fit_law(steps: Floats, entropy: Floats, values: Floats, *, measure: str = "r
     low, high = fit.band(rows)
     curve = rows @ fit.coefficients
     ceiling = fit.effect([-1, 1])
-    limit: Interval | None = ceiling.interval
+    limit: Interval | None = ceiling
     if measure == ACCURACY:
         curve, low, high = (np.clip(values_on_grid, 0.0, 1.0) for values_on_grid in (curve, low, high))
         clipped = Interval(ceiling.mean, max(ceiling.low, 0.0), min(ceiling.high, 1.0))
@@ -315,7 +310,7 @@ def law_summary(result: EntropyLaw) -> str:
     else:
         ceiling = f"this fit shows no {result.measure} above 0"
     text = (
-        f"R = −a·exp(H) + b with a = {result.a.interval:.3f} and b = {result.b.interval:.3f}; at an entropy of 0 "
+        f"R = −a·exp(H) + b with a = {result.a:.3f} and b = {result.b:.3f}; at an entropy of 0 "
         f"{ceiling} (R² = {result.r_squared:.2f})."
     )
     return text if result.a.sign else text + " In this run a does not differ significantly from 0."
@@ -324,7 +319,7 @@ def law_summary(result: EntropyLaw) -> str:
 def law_tables(result: EntropyLaw) -> dict[str, Table]:
     """Return tables of the coefficients and of the points."""
     rows: list[list[Cell]] = [
-        [name, effect.interval, effect.p]
+        [name, effect, effect.p]
         for name, effect in (("a", result.a), ("b", result.b), ("b − a, the fit at H = 0", result.ceiling))
     ]
     points: list[list[Cell]] = [

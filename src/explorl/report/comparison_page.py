@@ -11,7 +11,7 @@ from explorl.analysis.study_answers import error_breakdown
 from explorl.analysis.verdicts import arm_verdict
 from explorl.stats import Interval
 from explorl.stats.arm_differences import NO_SPREAD
-from explorl.stats.crossed import holm
+from explorl.stats.p_values import holm
 
 UNITS: Mapping[str, tuple[str, str, bool | None]] = {
     "distinct_answers": ("distinct answers per problem", "", None),

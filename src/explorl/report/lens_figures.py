@@ -18,7 +18,7 @@ from explorl.report.figures import running_mean
 from explorl.report.lens_render import Palette
 from explorl.report.study_figures import smoothing_window
 from explorl.stats import Interval
-from explorl.stats.regression import LEVEL
+from explorl.stats.interval import LEVEL
 
 MAX_WORDS = 12
 """Words in a figure."""
@@ -138,7 +138,7 @@ def words_drawings(result: Words) -> list[Drawing]:
     ):
         if changes:
             significant = sum(map(_is_significant, changes))
-            largest, unit = _times(changes[0].change.interval, scale), x.split("(")[1][:-1]
+            largest, unit = _times(changes[0].change, scale), x.split("(")[1][:-1]
             caption = (
                 f"{title}, from the first to the last third of steps {result.steps[0]}–{result.steps[1]}: first "
                 f"{_word(changes[0].text)} by {largest:+.2f} {unit}; {significant or 'none'} of {len(changes)} "
@@ -157,7 +157,7 @@ def _word_dots(changes: Sequence[WordChange], x: str, scale: float) -> Callable[
     def draw(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
         for y, change in enumerate(changes):
-            interval = _times(change.change.interval, scale)
+            interval = _times(change.change, scale)
             _draw_dot(axes, y, interval, palette.arms[0], filled=_is_significant(change))
         axes.set_yticks(range(len(changes)), [_word(change.text) for change in changes])
         axes.set_ylim(len(changes) - 0.4, -0.6)
@@ -236,8 +236,8 @@ def _binned(bins: Bins, phase: str) -> Drawing:
 
     caption = (
         f"Mean |Δp| by {bins.name}, tokens {phase} in tenths (equal values together): Spearman's correlation "
-        f"{bins.correlation.interval:+.2f}; the 20 % of tokens with the highest {bins.name} account for "
-        f"{bins.top_share.interval:.0%} of all change. Bars: 95 % intervals."
+        f"{bins.correlation:+.2f}; the 20 % of tokens with the highest {bins.name} account for "
+        f"{bins.top_share:.0%} of all change. Bars: 95 % intervals."
     )
     return Drawing(f"updates-{bins.name.replace(' ', '-')}", f"Change by {bins.name}", caption, draw)
 

@@ -15,7 +15,7 @@ from explorl.analysis.lens import Analysis, Drawing
 from explorl.analysis.positions import PositionProfile
 from explorl.core.text import clean
 from explorl.stats import Interval
-from explorl.stats.clusters import format_effect
+from explorl.stats.interval import format_effect
 
 MAX_TOKENS_DRAWN = 24
 """Tokens whose impact is drawn; the table has all of them."""
