@@ -160,18 +160,14 @@ class _Clusters:
     def __init__(self, table: LensTable, included: NDArray[np.bool_], seed: int) -> None:
         rng = np.random.default_rng(seed)
         steps, self._index = np.unique(table.tokens.step[included], return_inverse=True)
-        length = round(len(steps) ** 0.5)
-        if len(steps) // length >= MIN_CLUSTERS:
-            self.count = len(steps) / length
-            resampled = np.vstack([*resample(len(steps), RESAMPLES, rng, block=length)])
-        else:
+        units, block = len(steps), round(len(steps) ** 0.5)
+        if units // block < MIN_CLUSTERS:
             groups, self._index = np.unique(
                 table.completions.cluster[table.tokens.completion[included]], return_inverse=True
             )
-            self.count = len(groups)
-            resampled = rng.multinomial(len(groups), np.full(len(groups), 1 / len(groups)), size=RESAMPLES).astype(
-                float
-            )
+            units, block = len(groups), 1
+        self.count = units / block
+        resampled = np.vstack([*resample(units, RESAMPLES, rng, block=block)])
         self._weights = np.concatenate([np.ones((1, resampled.shape[1])), resampled])
 
     def sums(self, values: Floats) -> Floats:
