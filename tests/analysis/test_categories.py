@@ -13,7 +13,7 @@ from explorl.analysis.categories import (
     parse_lists,
     word_lists,
 )
-from explorl.analysis.category_counts import category_counts, count_categories, summary, tables
+from explorl.analysis.category_counts import category_counts, count_categories
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import build_table
 
@@ -127,28 +127,28 @@ def planted(rng, answers, meta, length=20):
 def test_counts_equal_a_count_by_hand():
     answers = [["so", " 1", "+", "2"], ["wait", " 3"], [" the", " end", "."]]
     found = count_categories(answers)
-    assert found.length.all.mean == pytest.approx(3)
-    assert [one.all.mean for one in found.categories] == pytest.approx([4 / 3, 1 / 3, 1 / 3, 1])
-    shares = {one.name: one.all.mean for one in found.patterns}
+    assert found["length"].all.mean == pytest.approx(3)
+    assert [one.all.mean for one in found["categories"]] == pytest.approx([4 / 3, 1 / 3, 1 / 3, 1])
+    shares = {one.name: one.all.mean for one in found["patterns"]}
     assert shares["formal reasoning: numbers"] == pytest.approx(2 / 3)
     assert shares["metacognitive: revising"] == pytest.approx(1 / 3)
     assert shares["metacognitive: planning"] == 0
-    assert found.length.change is None
-    assert summary(found).startswith("A completion has 3.0 [")
-    assert "1.3 formal reasoning, 0.3 logical structuring" in summary(found)
+    assert found["length"].change is None
+    assert found.sentence.startswith("A completion has 3.0 [")
+    assert "1.3 formal reasoning, 0.3 logical structuring" in found.sentence
 
 
 def test_planted_changes_are_recovered_and_nothing_else():
     rng = np.random.default_rng(0)
     answers = planted(rng, 80, 0.05) + planted(rng, 80, 0.3)
     found = count_categories(answers, [1] * 80 + [10] * 80)
-    change = {one.name: one.change for one in found.categories}
+    change = {one.name: one.change for one in found["categories"]}
     assert change[META].low < 20 * 0.25 < change[META].high
     assert change[META].low > 0
     assert change[FORMAL].high < 0
     assert change[REST].mean == 0
-    assert "metacognitive +" in summary(found)
-    assert {"token_categories", "response_patterns"} == set(tables(found))
+    assert "metacognitive +" in found.sentence
+    assert {"token_categories", "response_patterns"} == set(found.tables)
 
 
 def test_no_change_is_reported_where_none_is_planted():
@@ -156,14 +156,14 @@ def test_no_change_is_reported_where_none_is_planted():
     for seed in range(100):
         rng = np.random.default_rng(seed)
         found = count_categories(planted(rng, 40, 0.2), [1] * 20 + [2] * 20, lists, seed=seed)
-        reports += any(one.change.sign for one in (found.length, *found.categories))
+        reports += any(one.change.sign for one in (found["length"], *found["categories"]))
     assert reports <= 5
 
 
 def test_counts_of_a_run():
     columns = {"prompt": ["p"] * 2, "completion": ["c"] * 2, "tokens": [["so", " 1"], ["</script>"]]}
     found = category_counts(build_table("run", {1: columns, 2: columns}), Context())
-    assert found.answers == 4
+    assert found["answers"] == 4
     with pytest.raises(ValueError, match="'tokens'"):
         category_counts(build_table("run", {1: {"prompt": ["p"], "completion": ["c"], "entropy": [[1.0]]}}), Context())
     with pytest.raises(CategoryError, match=r"gone\.yaml"):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -384,6 +384,8 @@ def _is_number(value: Any) -> bool:
 
 def plain_values(value: Any) -> Any:
     """Return a result as JSON values: arrays as lists, NaN as None, anything unknown as text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain_values(asdict(value))
     if isinstance(value, np.ndarray):
         return plain_values(value.tolist())
     if isinstance(value, np.generic):

@@ -76,9 +76,9 @@ def _stored_results(folder: Path, last_step: int) -> list[dict[str, Any]]:
 
 def _computed_results(folder: Path) -> list[dict[str, Any]]:
     """Run the analyses that need only records."""
-    from explorl.analysis.lens import Context
+    from explorl.analysis.lens import Context, Findings
     from explorl.analysis.lens_table import read_run
-    from explorl.report.lens_render import page_svg
+    from explorl.report.figures import page_svg
     from explorl.report.run_analyses import outcome_entry, run_analyses, select_analyses
 
     if not _has_token_records(folder):
@@ -86,16 +86,16 @@ def _computed_results(folder: Path) -> list[dict[str, Any]]:
     table = read_run(folder, most_tokens=MAX_TOKENS)
     results = []
     for outcome in run_analyses(table, Context(), select_analyses()):
-        entry = outcome_entry(outcome)
-        if entry["available"] and entry["figures"]:
+        entry, result = outcome_entry(outcome), outcome.result
+        if isinstance(result, Findings) and result.charts:
             pictures = [
                 {
-                    "title": drawing.title,
-                    "caption": drawing.caption,
-                    "svg": page_svg(drawing, drawing.name),
-                    "numbers": _numbers(drawing.name, entry["tables"]),
+                    "title": chart.title,
+                    "caption": chart.caption,
+                    "svg": page_svg(chart, chart.name),
+                    "numbers": _numbers(chart.name, entry["tables"]),
                 }
-                for drawing in outcome.analysis.drawings(outcome.result)
+                for chart in result.charts
             ]
             results.append({"name": file_name(outcome.analysis.name), "title": entry["title"], "pictures": pictures})
     return results
