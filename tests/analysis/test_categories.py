@@ -9,7 +9,6 @@ from explorl.analysis.categories import (
     CATEGORIES,
     CategoryError,
     categories_of,
-    category_of,
     parse_lists,
     word_lists,
 )
@@ -30,9 +29,8 @@ PAPER = {
 
 @pytest.mark.parametrize(("category", "token"), [(c, t) for c, tokens in PAPER.items() for t in tokens])
 def test_the_papers_examples(category, token):
-    assert category_of(token) == category
-    assert category_of(f" {token}") == category_of(f"Ġ{token}") == category_of(f"▁{token}") == category
-    assert category_of(token.upper()) == (FORMAL if token in "xy" else category)
+    assert categories_of([token]) == categories_of([f" {token}"]) == [category]
+    assert categories_of([token.upper()]) == [FORMAL if token in "xy" else category]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +43,6 @@ def test_the_papers_examples(category, token):
     ],
 )  # fmt: skip
 def test_odd_tokens(token, category):
-    assert category_of(token) == category
     assert categories_of([token]) == [category]
 
 
@@ -71,9 +68,9 @@ def test_own_lists_take_the_place_of_ours(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(OWN, encoding="utf-8")
     lists = word_lists(path)
-    assert category_of("Peut-être", lists) == META
+    assert categories_of(["Peut-être"], lists) == [META]
     assert categories_of(["c’est", " faux", "??", " therefore", " 12"], lists) == [META, META, META, REST, REST]
-    assert category_of("therefore") == LOGICAL  # ours stay as they are
+    assert categories_of(["therefore"]) == [LOGICAL]  # ours stay as they are
 
 
 @pytest.mark.parametrize(

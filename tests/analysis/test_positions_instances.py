@@ -14,7 +14,7 @@ from explorl.analysis.lens_table import build_table
 from explorl.analysis.positions import entropy_by_position
 from explorl.stats import Interval
 from explorl.stats.interval import format_effect
-from explorl.stats.resample import cluster_mean, cluster_means
+from explorl.stats.resample import cluster_means
 
 
 def lengths_of(rng, answers, low=5, high=60):
@@ -72,12 +72,12 @@ def test_p_of_a_difference_is_students_over_clusters():
 
 def test_what_has_no_tokens_has_no_mean():
     assert cluster_means(np.zeros((3, 1)), np.zeros((3, 1)))[0] == [None]
-    one = cluster_mean(np.array([2.0]))
+    (one,) = cluster_means(np.full((1, 1), 2.0), np.ones((1, 1)))[0]
     assert (one.mean, one.low, one.high) == (2.0, -math.inf, math.inf)
     assert format_effect(None) == "not known"
     assert format_effect(one) == "+2.000 (of one completion)"
     assert format_effect(Interval(-1e-4, -2e-4, 1e-5)) == "−1.0e−04 [−2.0e−04, +1.0e−05]"
-    assert cluster_mean(np.zeros(0)) is None
+    assert cluster_means(np.zeros((0, 1)), np.zeros((0, 1)))[0] == [None]
     with pytest.raises(ValueError, match="contrast"):
         cluster_means(np.ones((3, 2)), np.ones((3, 2)), [(0, 0)])
 

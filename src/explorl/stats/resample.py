@@ -152,11 +152,6 @@ def cluster_means(
     return intervals, effects
 
 
-def cluster_mean(values: Floats, *, seed: int = 0) -> Interval | None:
-    """Return the mean of one value per cluster with its interval."""
-    return cluster_means(values[:, None], np.ones((len(values), 1)), seed=seed)[0][0]
-
-
 def _ratio(sums: Floats, counts: Floats) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(counts > 0, sums / counts, np.nan)
