@@ -181,8 +181,6 @@ class LensTable:
     tokens: Tokens
     lines: Sequence[Mapping[str, Any]] = ()
     """The training steps' lines of metrics.jsonl."""
-    evaluations: Mapping[int, float] = field(default_factory=dict)
-    """Held-out pass@1 by update."""
     notes: Sequence[str] = ()
     """Notes on files that could not be read."""
 
@@ -199,12 +197,7 @@ class LensTable:
 def read_run(folder: str | Path, *, most_tokens: int = MAX_TOKENS) -> LensTable:
     """Read the records of a run; raise `StoreError` if the folder is not a run."""
     store = RunStore.open(folder)
-    lines = [line for line in store.metrics() if line.get("kind") == "train" and "step" in line]
-    scores = {
-        int(line["step"]): float(line["pass@1"])
-        for line in store.metrics()
-        if line.get("kind") == "evaluation" and _is_number(line.get("pass@1"))
-    }
+    lines = [line for line in store.metrics("train") if "step" in line]
     paths, notes = _select_files(store, most_tokens)
     parts: list[_Part] = []
     for path in paths:
@@ -215,7 +208,7 @@ def read_run(folder: str | Path, *, most_tokens: int = MAX_TOKENS) -> LensTable:
             notes.append(f"{path.name} cannot be read and is left out: {reason}")
     completions, tokens = _join(parts, notes)
     tokens = replace(tokens, advice=Advice.of(store.config()))
-    return LensTable(store.folder.name, completions, tokens, lines, scores, tuple(notes))
+    return LensTable(store.folder.name, completions, tokens, lines, tuple(notes))
 
 
 def build_table(name: str, steps: Mapping[int, Mapping[str, Sequence[Any]]], **more: Any) -> LensTable:

@@ -35,7 +35,7 @@ def lens_results(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def _last_step(folder: Path) -> int:
-    return max((line.get("step", 0) for line in RunStore(folder).metrics() if line.get("kind") == "train"), default=0)
+    return max((line.get("step", 0) for line in RunStore(folder).metrics("train")), default=0)
 
 
 def lens_sections(results: Mapping[str, Any]) -> list[PageSection]:
