@@ -75,8 +75,8 @@ def sign_curves(table: LensTable) -> tuple[Floats, Floats, Floats]:
     """
     if "entropy" in table.tokens:
         entropy, signs = table.tokens["entropy"], table.completions.sign[table.tokens.completion]
-        first, positive = _means_by_step(table, entropy, signs > 0)
-        second, negative = _means_by_step(table, entropy, signs < 0)
+        first, positive = table.tokens.means_by_step(entropy, signs > 0)
+        second, negative = table.tokens.means_by_step(entropy, signs < 0)
     else:
         try:
             first, positive = table.curve("lens/entropy_positive")
@@ -88,9 +88,3 @@ def sign_curves(table: LensTable) -> tuple[Floats, Floats, Floats]:
     if not len(both):
         raise NotRecorded("no step has tokens of both positive and negative completions: all rewards are equal")
     return both, positive[np.isin(first, both)], negative[np.isin(second, both)]
-
-
-def _means_by_step(table: LensTable, values: Floats, selected: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    known = selected & np.isfinite(values)
-    steps, inverse = np.unique(table.tokens.step[known], return_inverse=True)
-    return steps.astype(float), np.bincount(inverse, values[known]) / np.maximum(np.bincount(inverse), 1)

@@ -108,6 +108,12 @@ class Tokens:
         """Position in the completion ÷ its length, in [0, 1)."""
         return self.position / np.maximum(self.length, 1)
 
+    def means_by_step(self, values: Floats, selected: NDArray[np.bool_] | None = None) -> tuple[Floats, Floats]:
+        """Return steps and the mean of the values at each, of all tokens or of those selected; NaN is left out."""
+        known = np.isfinite(values) if selected is None else selected & np.isfinite(values)
+        steps, inverse = np.unique(self.step[known], return_inverse=True)
+        return steps.astype(float), np.bincount(inverse, values[known]) / np.maximum(np.bincount(inverse), 1)
+
     def _missing(self, name: str) -> str:
         """Return why a column is missing, and how to record it."""
         if not len(self):

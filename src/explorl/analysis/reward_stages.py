@@ -251,10 +251,7 @@ def entropy_curve(table: LensTable) -> tuple[Floats, Floats]:
     try:
         return table.curve("entropy")
     except NotRecorded:
-        known = np.isfinite(table.tokens["entropy"])
-        steps, inverse = np.unique(table.tokens.step[known], return_inverse=True)
-        sums = np.bincount(inverse, table.tokens["entropy"][known])
-        return steps.astype(float), sums / np.bincount(inverse)
+        return table.tokens.means_by_step(table.tokens["entropy"])
 
 
 def fit_law(steps: Floats, entropy: Floats, values: Floats, *, measure: str = "reward", seed: int = 0) -> Findings:

@@ -191,17 +191,21 @@ def _rounded(values: Sequence[float | None] | None, count: int) -> list[float | 
 
 def _fit(completions: list[dict[str, Any]], share: int) -> list[dict[str, Any]]:
     """Return completions within a share of the tokens, at least one, right and wrong ones in turn, in order."""
-    right, wrong = (
-        [index for index, completion in enumerate(completions) if bool(completion["correct"]) is flag]
-        for flag in (True, False)
-    )
-    longest = max(len(right), len(wrong))
-    turns = [indices[i] for i in range(longest) for indices in (right, wrong) if i < len(indices)]
     selected: list[int] = []
     used = 0
-    for index in turns:
+    for index in in_turns([bool(completion["correct"]) for completion in completions]):
         used += len(completions[index]["tokens"])
         if selected and used > share:
             break
         selected.append(index)
     return [completions[index] for index in sorted(selected)]
+
+
+def in_turns(correct: Sequence[bool]) -> list[int]:
+    """Return the indices of right and wrong completions in turn, a right one first."""
+    turns = {True: 0, False: 0}
+    ranked = []
+    for index, is_correct in enumerate(correct):
+        ranked.append((turns[is_correct], not is_correct, index))
+        turns[is_correct] += 1
+    return [index for _, _, index in sorted(ranked)]
