@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from explorl.analysis import impact_run
 from explorl.analysis.charts import Chart, Palette, interval_rows, rule
@@ -66,9 +67,9 @@ def _group_chart(result: Impact) -> Chart:
     )
 
 
-def _whole_range(axes: object, palette: Palette) -> None:
-    axes.set_xlim(-1.05, 1.05)  # type: ignore[attr-defined]
-    axes.tick_params(axis="y", labelsize=7.5)  # type: ignore[attr-defined]
+def _whole_range(axes: Any, palette: Palette) -> None:
+    axes.set_xlim(-1.05, 1.05)
+    axes.tick_params(axis="y", labelsize=7.5)
 
 
 def _replacement(impact: TokenImpact) -> str:

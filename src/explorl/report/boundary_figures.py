@@ -90,7 +90,7 @@ def _lines(boundary: Boundary, series: Mapping[str, Series], *, zero: bool = Fal
     def legend(axes: Any, palette: Palette) -> None:
         axes.figure.legend(loc="outside upper center", ncols=columns)
 
-    return [*lines(series, _styles(boundary), zero=zero, powers_of_two=True), legend]
+    return [lines(series, _styles(boundary), zero=zero, powers_of_two=True), legend]
 
 
 def _styles(boundary: Boundary) -> dict[str, LineStyle]:

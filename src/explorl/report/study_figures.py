@@ -145,7 +145,7 @@ def lines(
     zero: bool = False,
     powers_of_two: bool = False,
     named: bool = False,
-) -> list[Mark]:
+) -> Mark:
     """Return a line and a band per arm; `zero` adds a line at 0, `named` the arms' names."""
     many = len(series) > MANY
     strength = 0.16 if many else min(0.16, 0.6 / max(1, len(series)))  # bands must not hide the lines
@@ -181,10 +181,10 @@ def lines(
         if named:
             _write_names(axes, series, styles, palette)
 
-    return [draw]
+    return draw
 
 
-def labelled_lines(series: Mapping[str, Series]) -> list[Mark]:
+def labelled_lines(series: Mapping[str, Series]) -> Mark:
     """Return the lines of one arm, each with its name at its end."""
 
     def draw(axes: Any, palette: Palette) -> None:
@@ -203,7 +203,7 @@ def labelled_lines(series: Mapping[str, Series]) -> list[Mark]:
         axes.set_xlim(low, high + 0.17 * (high - low))
         axes.set_xticks([tick for tick in axes.get_xticks() if low <= tick <= high])
 
-    return [draw]
+    return draw
 
 
 def plane(
@@ -212,7 +212,7 @@ def plane(
     *,
     start: tuple[float, float] | None = None,
     measured: bool = False,
-) -> list[Mark]:
+) -> Mark:
     """Return the path of each arm through a plane, ending at a large marker.
 
     The paths begin at `start`, or each at an open circle. `measured` draws the points themselves, with a dot at each;
@@ -241,7 +241,7 @@ def plane(
             axes.plot(xs[-1:], ys[-1:], marker=style.marker, markersize=9, **options)
         axes.margins(y=0.06)
 
-    return [draw]
+    return draw
 
 
 def regions(
@@ -281,7 +281,7 @@ def regions_size(rows: int) -> tuple[float, float]:
     return PANEL[0], 0.75 + 0.27 * rows
 
 
-def bars(groups: Mapping[str, Sequence[Bar]], styles: Mapping[str, LineStyle]) -> list[Mark]:
+def bars(groups: Mapping[str, Sequence[Bar]], styles: Mapping[str, LineStyle]) -> Mark:
     """Return stacked bars in groups, a bar per arm: the first segment plain, the second hatched."""
 
     def draw(axes: Any, palette: Palette) -> None:
@@ -311,7 +311,7 @@ def bars(groups: Mapping[str, Sequence[Bar]], styles: Mapping[str, LineStyle]) -
         axes.set_xlim(0, max(ends) * 1.14)
         axes.set_xticks([tick for tick in axes.get_xticks() if tick <= max(ends) * 1.001])
 
-    return [draw]
+    return draw
 
 
 def bars_size(groups: Mapping[str, Sequence[Bar]]) -> tuple[float, float]:

@@ -227,8 +227,8 @@ def gains(arms: Sequence[Arm], styles: Mapping[str, LineStyle], *, named: bool =
     caption += "".join(f" Band: {band}, paired." for band in bands)
     if frame_of(series.values()) is not None:
         caption += CLIPPED_BANDS
-    marks = lines(series, styles, zero=True, powers_of_two=True, named=named)
-    chart = Chart("gain", "Change in pass@k by training", caption, marks, "k", "change in pass@k (points)")
+    curves = lines(series, styles, zero=True, powers_of_two=True, named=named)
+    chart = Chart("gain", "Change in pass@k by training", caption, [curves], "k", "change in pass@k (points)")
     return [Picture.of(chart, _curve_numbers(series, "%", "k", signed=True), [*series])]
 
 
@@ -263,7 +263,7 @@ def _all_ks(arm: Arm, ks: Sequence[int]) -> list[Picture]:
     band = arm["over_training"][str(ks[0])].get("band")
     caption = label + (f" Band: {band}." if band else "")
     chart = Chart(
-        "over", "pass@k over training", caption, labelled_lines(series), "training step", "held-out pass@k (%)"
+        "over", "pass@k over training", caption, [labelled_lines(series)], "training step", "held-out pass@k (%)"
     )
     return [Picture.of(chart, _curve_numbers(series, "%", "step"))]
 
@@ -301,7 +301,7 @@ def _curves(
     if bands and len(series) > MANY:
         caption += " Choose an arm in the legend to see its band."
     axes = "training step" if x == "step" else x, f"{y} ({unit})" if unit else y
-    chart = Chart(identifier, title, caption, lines(series, styles, powers_of_two=x == "k"), *axes)
+    chart = Chart(identifier, title, caption, [lines(series, styles, powers_of_two=x == "k")], *axes)
     return [Picture.of(chart, _curve_numbers(series, unit, x), [*series])]
 
 
@@ -396,8 +396,8 @@ def entropy_plane(results: Mapping[str, Any], styles: Mapping[str, LineStyle]) -
     line_mark = "a dot is an evaluation" if measured else "the lines are running means"
     caption = f"{label} {start_mark}, {line_mark}, a large marker is the end."
     numbers = NumberTable(["arm", "step", "entropy (nats)", "accuracy (%)"], _subsample(rows, 600))
-    marks = plane(paths, styles, start=start, measured=measured)
-    chart = Chart("plane", "Entropy and accuracy", caption, marks, *axes, size=(PANEL[0], 3.6))
+    arm_paths = plane(paths, styles, start=start, measured=measured)
+    chart = Chart("plane", "Entropy and accuracy", caption, [arm_paths], *axes, size=(PANEL[0], 3.6))
     return [Picture.of(chart, numbers, [*(["start"] if start else []), *paths])]
 
 
@@ -498,7 +498,7 @@ def _correct_and_wrong(
     caption = label + " Plain is correct, hatched is wrong; the number beside a bar counts its completions."
     numbers = NumberTable([kind_name, "arm", "correct", "wrong", "correct (%)"], rows)
     title, x, size = _capitalize(f"completions {kind}"), "share of completions (%)", bars_size(groups)
-    chart = Chart(identifier, title, caption, bars(groups, styles), x, size=size, grid="x")
+    chart = Chart(identifier, title, caption, [bars(groups, styles)], x, size=size, grid="x")
     return Picture.of(chart, numbers, [*tables])
 
 
@@ -530,7 +530,7 @@ def _wrong(
         "share of the arm's wrong completions (%)",
         bars_size(groups),
     )
-    chart = Chart(identifier, title, label, bars(groups, styles), x, size=size, grid="x")
+    chart = Chart(identifier, title, label, [bars(groups, styles)], x, size=size, grid="x")
     return Picture.of(chart, numbers, [*tables])
 
 
