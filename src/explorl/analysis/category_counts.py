@@ -67,8 +67,14 @@ def count_categories(
     clusters = np.arange(len(completions)) if clusters is None else clusters
     counts = _counts(names, values, _part(steps), clusters, seed)
     first_pattern = 1 + len(CATEGORIES)
-    length, by_category, by_pattern = counts[0], counts[1:first_pattern], counts[first_pattern:]
-    answers = len(completions)
+    by_category, by_pattern = counts[1:first_pattern], counts[first_pattern:]
+    return _findings(counts[0], by_category, by_pattern, answers=len(completions), source=lists.source)
+
+
+def _findings(
+    length: Count, by_category: Sequence[Count], by_pattern: Sequence[Count], *, answers: int, source: str
+) -> Findings:
+    """Return the findings of these counts."""
     data = f"{answers:,} completions" if length.change is None else "the first and the last fifth of the steps"
     each = "; ".join(
         f"{count.name} {format_effect(count.change or count.all, '+.2f' if count.change else '.2f')}"
@@ -96,7 +102,7 @@ def count_categories(
         ],
         {
             "length": length, "categories": by_category, "patterns": by_pattern, "answers": answers,
-            "lists": lists.source,
+            "lists": source,
         },
     )  # fmt: skip
 

@@ -66,8 +66,24 @@ def entropy_by_position(
     contrasts[1, [first + 2, first + 1]] = 1, -1
     contrasts[2, [first + 4, first + 3]] = 1, -1
     means, (begin, end, end_by_sign) = cluster_means(sums, counts, contrasts.tolist(), seed=seed)
-    overall, positive, negative = (tuple(means[start : start + bins]) for start in (0, bins, 2 * bins))
-    contrast_findings = [
+    profiles = [tuple(means[start : start + bins]) for start in (0, bins, 2 * bins)]
+    return _findings(*profiles, begin, end, end_by_sign, tokens=len(entropy), answers=len(np.unique(completion)))
+
+
+def _findings(
+    overall: Sequence[Interval | None],
+    positive: Sequence[Interval | None],
+    negative: Sequence[Interval | None],
+    begin: Effect | None,
+    end: Effect | None,
+    end_by_sign: Effect | None,
+    *,
+    tokens: int,
+    answers: int,
+) -> Findings:
+    """Return the findings of the profiles and contrasts."""
+    bins = len(overall)
+    contrasts = [
         Finding("begin_minus_middle", f"first {EDGE:.0%} − middle", begin),
         Finding("end_minus_middle", f"last {EDGE:.0%} − middle", end),
         Finding("end_negative_minus_positive", f"last {EDGE:.0%}: negative − positive", end_by_sign),
@@ -78,7 +94,6 @@ def entropy_by_position(
         "positive answers": positive,
         "negative answers": negative,
     }
-    tokens, answers = len(entropy), len(np.unique(completion))
     caption = (
         f"Mean token entropy in {bins} parts of a completion, with 95 % bands over {answers:,} completions "
         f"({tokens:,} tokens). The first fifth minus the middle: {format_effect(begin)} nats; the last fifth minus the "
@@ -93,7 +108,7 @@ def entropy_by_position(
         {
             "positions": series_table("Entropy by position", columns),
             "position_contrasts": finding_table(
-                "Beginning and end against the middle", contrast_findings, columns=("contrast", "entropy (nats)")
+                "Beginning and end against the middle", contrasts, columns=("contrast", "entropy (nats)")
             ),
         },
         [
@@ -103,7 +118,7 @@ def entropy_by_position(
             )
         ],
         {
-            "all": overall, "positive": positive, "negative": negative, **values_of(contrast_findings),
+            "all": overall, "positive": positive, "negative": negative, **values_of(contrasts),
             "tokens": tokens, "answers": answers,
         },
     )  # fmt: skip
