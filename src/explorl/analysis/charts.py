@@ -148,12 +148,13 @@ def interval_rows(
     values: Sequence[Interval | None],
     colours: Sequence[int | str],
     *,
+    filled: Sequence[bool] | None = None,
     scale: float = 1.0,
     shift: float = 0.0,
     marker: str = "o",
     label: str | None = None,
 ) -> Mark:
-    """Draw a point with its interval for each value, from the bottom up."""
+    """Draw a point with its interval for each value, from the bottom up; points that are not `filled` are rings."""
 
     def draw(axes: Any, palette: Palette) -> None:
         for y, (value, colour) in enumerate(zip(values, colours, strict=True)):
@@ -162,30 +163,15 @@ def interval_rows(
             if math.isfinite(value.low):
                 ends = scale * value.low, scale * value.high
                 axes.hlines(y + shift, *ends, color=palette[colour], linewidth=1.6)
-            axes.plot([scale * value.mean], [y + shift], marker, color=palette[colour], markersize=5)
+            face = palette[colour] if filled is None or filled[y] else "none"
+            point = {"color": palette[colour], "markerfacecolor": face, "markersize": 5}
+            axes.plot([scale * value.mean], [y + shift], marker, **point)
         if label is not None:
             axes.plot([], [], marker, color=palette[colours[0]], label=label)
+        axes.locator_params(axis="x", nbins=6)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(-0.6, len(names) - 0.4)
         axes.grid(visible=False, axis="y")
-
-    return draw
-
-
-def significance_rows(names: Sequence[str], values: Sequence[Interval], filled: Sequence[bool]) -> Mark:
-    """Draw a point with its interval for each value, from the top down; it is filled if the value is significant."""
-
-    def draw(axes: Any, palette: Palette) -> None:
-        colour = palette.arms[0]
-        for y, (value, is_filled) in enumerate(zip(values, filled, strict=True)):
-            ends = [[max(value.mean - value.low, 0)], [max(value.high - value.mean, 0)]]
-            axes.errorbar(
-                [value.mean], [y], xerr=ends, color=colour, marker="o", markersize=5.5,
-                markerfacecolor=colour if is_filled else "none", linewidth=1.4, capsize=3,
-            )  # fmt: skip
-            axes.locator_params(axis="x", nbins=6)
-        axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(len(names) - 0.4, -0.6)
 
     return draw
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.charts import Chart, Palette, rule, significance_rows
+from explorl.analysis.charts import Chart, Palette, interval_rows, rule
 from explorl.analysis.lens import Context, Finding, Findings, Unavailable, finding_table, series_table, values_of
 from explorl.analysis.lens_table import LensTable
 from explorl.analysis.token_types import MIN_STEPS_SEEN, RESAMPLES, TokenTypes, resampled_effect, token_types
@@ -251,10 +251,10 @@ def _word_chart(name: str, title: str, words: Sequence[WordChange], steps: tuple
         f"{changes[0]:+.2f} {unit}; {significant or 'none'} of {len(words)} significant (filled; p < {LEVEL} after "
         "Holm's correction for all token types). Bars: 95 % intervals."
     )
-    names, filled = [_quoted(word.text) for word in words], [word.significant for word in words]
-    count = min(len(words), DRAWN)
-    marks = [significance_rows(names[:count], changes[:count], filled[:count]), rule(0, "ink")]
-    return [Chart(name, title, caption, marks, x, size=(4.8, 0.9 + 0.22 * count))]
+    shown, drawn = words[:DRAWN][::-1], changes[:DRAWN][::-1]
+    names, filled = [_quoted(word.text) for word in shown], [word.significant for word in shown]
+    marks = [interval_rows(names, drawn, [0] * len(shown), filled=filled), rule(0, "ink")]
+    return [Chart(name, title, caption, marks, x, size=(4.8, 0.9 + 0.22 * len(shown)))]
 
 
 def _quoted(text: str) -> str:

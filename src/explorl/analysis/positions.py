@@ -66,8 +66,9 @@ def entropy_by_position(
     contrasts[1, [first + 2, first + 1]] = 1, -1
     contrasts[2, [first + 4, first + 3]] = 1, -1
     means, (begin, end, end_by_sign) = cluster_means(sums, counts, contrasts.tolist(), seed=seed)
-    profiles = [tuple(means[start : start + bins]) for start in (0, bins, 2 * bins)]
-    return _findings(*profiles, begin, end, end_by_sign, tokens=len(entropy), answers=len(np.unique(completion)))
+    overall, positive, negative = (tuple(means[start : start + bins]) for start in (0, bins, 2 * bins))
+    tokens, answers = len(entropy), len(np.unique(completion))
+    return _findings(overall, positive, negative, begin, end, end_by_sign, tokens=tokens, answers=answers)
 
 
 def _findings(

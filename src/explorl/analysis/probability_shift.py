@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorl.analysis.categories import categories_of, word_lists
-from explorl.analysis.charts import DASHED, Chart, Palette, decades, line, rule, significance_rows
+from explorl.analysis.charts import DASHED, Chart, Palette, decades, interval_rows, line, rule
 from explorl.analysis.lens import Context, Finding, Findings, Unavailable, finding_table
 from explorl.analysis.lens_table import LensTable
 from explorl.analysis.positions import completion_signs
@@ -373,11 +373,12 @@ def _category_chart(categories: Sequence[CategoryUpdate], phase: str) -> Chart:
         f"Mean |Δp| by token category, {phase}: {means}. Bars: 95 % intervals; filled: differs significantly from the "
         "mean of all tokens."
     )
-    names, filled = [each.category for each in categories], [each.excess.sign != 0 for each in categories]
-    marks = [significance_rows(names, [each.mean for each in categories], filled), _from_zero]
+    rows = categories[::-1]
+    names, filled = [each.category for each in rows], [each.excess.sign != 0 for each in rows]
+    marks = [interval_rows(names, [each.mean for each in rows], [0] * len(rows), filled=filled), _from_zero]
     size = (4.8, 1.1 + 0.3 * len(categories))
     return Chart("updates-categories", "Change by token category", caption, marks, "mean |Δp|", size=size)
 
 
 def _from_zero(axes: Any, palette: Palette) -> None:
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
