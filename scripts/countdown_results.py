@@ -13,16 +13,17 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from explorl.analysis.charts import Palette, PanelChart
 from explorl.analysis.study_answers import error_breakdown
 from explorl.core.store import read_json, write_text
 from explorl.metrics import pass_at_k
-from explorl.report.boundary_figures import save
-from explorl.report.figures import COLOURS
+from explorl.report.figures import save
 from explorl.stats import Interval, bootstrap_mean, paired_difference
 
 Record: TypeAlias = dict[str, Any]
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for table in (scores(evaluations), boundaries(evaluations), errors(evaluations), stages(leases)):
         print("\n".join(table), end="\n\n")
     if options.picture:
-        save(picture(leases[0], evaluations), options.picture.parent, options.picture.name)
+        save(picture(evaluations), options.picture.parent, options.picture.name)
 
 
 # -------------------------------------------------------------------- stored results
@@ -191,11 +192,15 @@ def percent(interval: Interval) -> str:
 # -------------------------------------------------------------------- the picture
 
 
-def picture(lease: Record, evaluations: Sequence[Record]) -> Any:
-    """Draw accuracy next to the paper's (left), and pass@k before and after GRPO (right)."""
-    from matplotlib.figure import Figure
+def picture(evaluations: Sequence[Record]) -> PanelChart:
+    """Return the chart of accuracy next to the paper's (left), and of pass@k before and after GRPO (right)."""
+    caption = "Right answers by the paper's protocol, and pass@k before and after GRPO, with 95 % intervals."
+    panels = partial(draw, evaluations)
+    return PanelChart("countdown", "Countdown before and after GRPO", caption, (), size=(9.6, 3.8), panels=panels)
 
-    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
+
+def draw(evaluations: Sequence[Record], figure: Any, palette: Palette) -> None:
+    """Draw both panels."""
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     named = [
         (name, label)
@@ -207,13 +212,13 @@ def picture(lease: Record, evaluations: Sequence[Record]) -> Any:
         for evaluation in evaluations
         if (evaluation["problems_of"], evaluation["protocol"]) == ("test", "mecklenburg")
     }
-    bars = [*((label, Interval(value, value, value, 0.95), "#9a9a9a") for label, value in PAPER)]
-    bars += [(label, tests[name], COLOURS[0]) for name, label in named if name in tests]
+    bars = [*((label, Interval(value, value, value), palette.bar) for label, value in PAPER)]
+    bars += [(label, tests[name], palette.arms[0]) for name, label in named if name in tests]
     for position, (_, interval, colour) in enumerate(bars):
         whiskers = [[interval.mean - interval.low], [interval.high - interval.mean]]
         left.barh(-position, interval.mean * 100, color=colour, height=0.66)
         if interval.high > interval.low:
-            left.errorbar(interval.mean * 100, -position, xerr=np.array(whiskers) * 100, color="#222222", capsize=3)
+            left.errorbar(interval.mean * 100, -position, xerr=np.array(whiskers) * 100, color=palette.ink, capsize=3)
         left.text(interval.high * 100 + 1.5, -position, f"{interval.mean * 100:.1f}", va="center")
     left.set_yticks([-position for position in range(len(bars))], [label for label, _, _ in bars])
     left.set_xlim(0, 112)
@@ -229,7 +234,7 @@ def picture(lease: Record, evaluations: Sequence[Record]) -> Any:
             ) and evaluation["samples"] >= 64:
                 ks = [2**i for i in range(7)]
                 points = [passed(evaluation, k) for k in ks]
-                colour = COLOURS[index % len(COLOURS)]
+                colour = palette.arms[index]
                 right.plot(ks, [p.mean * 100 for p in points], marker="o", color=colour, label=label)
                 lows, highs = [p.low * 100 for p in points], [p.high * 100 for p in points]
                 right.fill_between(ks, lows, highs, color=colour, alpha=0.15, linewidth=0)
@@ -239,12 +244,8 @@ def picture(lease: Record, evaluations: Sequence[Record]) -> Any:
     right.set_ylabel("pass@k at temperature 1, %")
     right.set_title("Before and after GRPO", loc="left", fontsize=10)
     if right.lines:
-        right.legend(frameon=False, loc="lower right")
-    for axes in (left, right):
-        axes.grid(axis="x" if axes is left else "y", alpha=0.25)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
+        right.legend(loc="lower right")
+    left.grid(visible=False, axis="y")
 
 
 LABELS = {

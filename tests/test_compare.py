@@ -25,9 +25,10 @@ from explorl.evaluation.results_folder import load_evaluation
 from explorl.metrics import pass_at_k
 from explorl.models import Policy, load_policy
 from explorl.report import boundary_figures
+from explorl.report.figures import PAGE, figure_of, save
 from explorl.rollout.sampling import SamplingParams
 from explorl.stats import permutation_test
-from explorl.stats.crossed import student_quantile
+from explorl.stats.distributions import student_quantile
 
 HOW = protocol("plain", samples=4, max_tokens=48)
 
@@ -94,7 +95,7 @@ def test_figures_are_svg_and_png(compared: EvaluationComparison, tmp_path: Path)
             edge = np.asarray(image.convert("L"))
             for side in (edge[0], edge[-1], edge[:, 0], edge[:, -1]):
                 assert side.min() > 250  # nothing runs into the margin
-    for path in boundary_figures.save(boundary_figures.venn(compared.boundary), tmp_path, "unsolvable"):
+    for path in save(boundary_figures.venn(compared.boundary), tmp_path, "unsolvable"):
         assert path.read_bytes() == (out / path.name).read_bytes()  # the same again
 
 
@@ -199,7 +200,7 @@ def test_every_region_of_a_venn_diagram_has_its_number_inside(count: int) -> Non
 
 def test_the_venn_diagram_shows_the_counts() -> None:
     comparison = made_up(["a", "b", "c"])
-    figure = boundary_figures.venn(comparison)
+    figure = figure_of(boundary_figures.venn(comparison), PAGE)
     texts = {(text.get_position(), text.get_text()) for text in figure.axes[0].texts}
     places = boundary_figures.region_centres(comparison.names)
     counts = comparison.overlaps()
@@ -210,11 +211,11 @@ def test_the_venn_diagram_shows_the_counts() -> None:
 def test_more_than_four_models_get_an_upset_plot(tmp_path: Path) -> None:
     comparison = made_up([f"model {i} with a rather long name" for i in range(7)])
     upset, curves = boundary_figures.upset(comparison), boundary_figures.curves(comparison, "pass")
-    heights = [bar.get_height() for bar in upset.axes[1].patches]
+    heights = [bar.get_width() for bar in figure_of(upset, PAGE).axes[1].patches]
     assert len(heights) > 4
     assert heights == list(comparison.overlaps().values())[: len(heights)]
     for name, figure in (("unsolvable", upset), ("pass-at-k", curves)):
-        png = boundary_figures.save(figure, tmp_path, name)[1]
+        png = save(figure, tmp_path, name)[1]
         with Image.open(png) as image:
             edge = np.asarray(image.convert("L"))
         assert min(side.min() for side in (edge[0], edge[-1], edge[:, 0], edge[:, -1])) > 250, name

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+from explorl.analysis.built_in import ANALYSES
 from explorl.analysis.lens import find as find_analysis
 from explorl.cli import app as cli
 from explorl.core.config import ConfigError, load_config
 from explorl.core.store import RunStore
-from explorl.report.lens_analyses import ANALYSES
 from explorl.report.run_analyses import run_context
 from explorl.strategies import build, build_all
 from explorl.study.run_study import environment

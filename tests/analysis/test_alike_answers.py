@@ -48,11 +48,11 @@ def test_a_run_in_which_nothing_changes_is_told_as_one() -> None:
     for seed in range(DRAWS):
         table = grouped(np.random.default_rng(seed))
         counts = category_counts(table, Context(seed=seed))
-        found += bool(counts.length.change.sign)
-        covered += counts.length.all.low <= 31 <= counts.length.all.high
+        found += bool(counts["length"].change.sign)
+        covered += counts["length"].all.low <= 31 <= counts["length"].all.high
         profile = positions(table, Context(seed=seed))
-        ends += bool(profile.end_minus_middle.sign)
-        assert profile.answers == counts.answers == len(table.completions)
+        ends += bool(profile["end_minus_middle"].sign)
+        assert profile["answers"] == counts["answers"] == len(table.completions)
     assert found <= 2
     assert ends <= 2
     assert covered >= 34
@@ -86,9 +86,9 @@ def test_shifts_are_drawn_by_prompt() -> None:
         ),
         Context(),
     )
-    width = by_prompt.shift_low.high - by_prompt.shift_low.low
-    assert width > 1.3 * (alone.shift_low.high - alone.shift_low.low)
-    assert by_prompt.answers == alone.answers == len(answers)
+    width = by_prompt["shift_low"].high - by_prompt["shift_low"].low
+    assert width > 1.3 * (alone["shift_low"].high - alone["shift_low"].low)
+    assert by_prompt["answers"] == alone["answers"] == len(answers)
 
 
 def test_a_very_long_token_costs_no_memory() -> None:
@@ -143,5 +143,5 @@ def test_neighbouring_steps_are_drawn_together() -> None:
             {"logp": logp, "logp_after": after},
         )  # fmt: skip
         result = updates(LensTable("run", answers, tokens), Context(seed=seed))
-        found += bool(result.positive.sign)
+        found += bool(result["positive"].sign)
     assert found <= 2

@@ -13,11 +13,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from explorl.analysis.lens import Analysis, Context, Drawing, Unavailable, typeset
+from explorl.analysis.charts import Chart
+from explorl.analysis.lens import Analysis, Context, Findings, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded, build_table, read_run
 from explorl.cli import app as cli
 from explorl.core.store import RunStore, StoreError, write_json
-from explorl.report.lens_render import file_png, file_svg, page_svg
+from explorl.report.figures import file_png, file_svg, page_svg
 from explorl.report.lens_sections import _page_element, _stored_results
 from explorl.report.run_analyses import (
     AnalysisOutcome,
@@ -190,23 +191,25 @@ def broken(table: LensTable, context: Context) -> Any:
 
 
 def lengths(table: LensTable, context: Context) -> Any:
-    return Unavailable("nothing") if context.option("mine", "off", False) else table.completions.count
+    if context.option("mine", "off", False):
+        return Unavailable("nothing")
+    return Findings(f"{len(table.completions)} answers", {"mine": Table(["n"], [])})
 
 
-MINE = Analysis(
-    "mine", "Mine", lengths, lambda found: f"{len(found)} answers", lambda found: {"mine": Table(["n"], [])}
-)
-BROKEN = Analysis("broken", "Broken", broken, str, lambda found: {})
+MINE = Analysis("mine", "Mine", lengths)
+BROKEN = Analysis("broken", "Broken", broken)
+ODD = Analysis("odd", "Odd", lambda table, context: 3)  # type: ignore[arg-type, return-value]
 
 
 def test_an_analysis_of_ones_own_and_one_that_breaks(run: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EXPLORL_DEBUG", raising=False)
-    names = [f"{__name__}:{name}" for name in ("MINE", "BROKEN")]
+    names = [f"{__name__}:{name}" for name in ("MINE", "BROKEN", "ODD")]
     place, outcomes = analyze_run(run.folder, only=[*names, "stages"])
     assert outcomes[0].summary == "320 answers"
     assert outcomes[1].failed
     assert "ZeroDivisionError: no luck" in outcomes[1].summary
-    assert not isinstance(outcomes[2].result, Unavailable)
+    assert "returned a int; return Findings or Unavailable" in outcomes[2].summary
+    assert not isinstance(outcomes[3].result, Unavailable)
     assert (place / "mine.csv").read_text() == "n\n"
 
 
@@ -312,21 +315,21 @@ def test_a_stored_figure_is_shown_only_as_we_drew_it(run: RunStore) -> None:
             _page_element(svg.replace("</svg>", f"{evil}</svg>"))
 
 
-def test_drawings_take_the_colours_of_where_they_are() -> None:
-    def draw(figure: Any, palette: Any) -> None:
-        axes = figure.subplots()
+def test_charts_take_the_colours_of_where_they_are() -> None:
+    def draw(axes: Any, palette: Any) -> None:
         axes.plot([0, 1], [0, 1], color=palette.arms[0])
         axes.text(0.5, 0.5, "a$b$", color=palette.paper)
 
-    drawing = Drawing("one", "One", "from -1 to 2e-05, x-1", draw)
-    assert drawing.caption == "from −1 to 2e-05, x-1"
-    element = page_svg(drawing, "one")
+    found = Findings("[-0.5, -.3] step-1 a -2", charts=[Chart("one", "One", "from -1 to 2e-05, x-1", [draw])])
+    assert found.sentence == "[−0.5, −.3] step-1 a −2"
+    (chart,) = found.charts
+    assert chart.caption == "from −1 to 2e-05, x-1"
+    element = page_svg(chart, "one")
     assert "var(--arm-0)" in element
     assert "a$b$" in element
     assert "<style" not in element
-    assert "prefers-color-scheme: dark" in file_svg(drawing)
-    assert file_png(drawing).startswith(b"\x89PNG")
-    assert typeset("[-0.5, -.3] step-1 a -2") == "[−0.5, −.3] step-1 a −2"
+    assert "prefers-color-scheme: dark" in file_svg(chart)
+    assert file_png(chart).startswith(b"\x89PNG")
 
 
 def test_a_lone_checkpoint(tmp_path: Path) -> None:
@@ -336,7 +339,7 @@ def test_a_lone_checkpoint(tmp_path: Path) -> None:
         changes={"max_tokens": 24},
     )  # fmt: skip
     assert not any(one.failed for one in outcomes)
-    table = outcomes[1].result
+    table = outcomes[1].result["table"]
     assert len(table.completions) == 6
     assert set(np.unique(table.completions["correct"])) <= {0.0, 1.0}
     tokens = table.tokens
@@ -349,7 +352,7 @@ def test_a_lone_checkpoint(tmp_path: Path) -> None:
     assert (place / "analysis.json").is_file()
 
 
-LONE = Analysis("lone", "Lone", lambda table, context: table, lambda found: "", lambda found: {}, lone=True)
+LONE = Analysis("lone", "Lone", lambda table, context: Findings("", values={"table": table}), lone=True)
 
 
 def test_a_run_with_nothing_in_it_has_a_reason_for_everything() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from explorl.analysis.gradient_check import check_gradients, gradient_check, summary, tables
+from explorl.analysis.gradient_check import check_gradients, describe, gradient_check
 from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import build_table
 from explorl.models import Policy
@@ -35,8 +35,8 @@ def test_both_agree(tied):
     assert len(found.closed) == 3 + 1 + 2
     assert found.largest < 1e-4
     assert found.agrees
-    assert "agree; largest difference" in summary(found)
-    assert tables(found)["gradient_check"].rows[0][0] == found.closed[0]
+    assert "agree; largest difference" in describe(found).sentence
+    assert describe(found).tables["gradient_check"].rows[0][0] == found.closed[0]
     for old, new in zip(before, model.parameters(), strict=True):
         assert old.equal(new)
         assert new.grad is None
@@ -69,7 +69,7 @@ def test_certain_tokens_do_not_count_as_a_difference():
 def test_capped_logits_are_noticed():
     found = check_gradients(small("Gemma2", final_logit_softcapping=0.05), SEQUENCES, 2)
     assert not found.agrees
-    assert "differ" in summary(found)
+    assert "differ" in describe(found).sentence
 
 
 def test_a_run_and_what_it_may_lack():
@@ -80,9 +80,9 @@ def test_a_run_and_what_it_may_lack():
     }  # fmt: skip
     context = Context(load_policy=lambda: policy)
     found = gradient_check(build_table("run", {1: columns}), context)
-    assert len(found.closed) == 8
-    assert found.agrees
-    assert np.isfinite(found.closed).all()
+    assert len(found["closed"]) == 8
+    assert "agree;" in found.sentence
+    assert np.isfinite(found["closed"]).all()
     alien = gradient_check(build_table("run", {1: columns | {"token_ids": [[99, 5]] * 6}}), context)
     assert "small" in alien.reason
     with pytest.raises(ValueError, match="no policy"):

@@ -15,10 +15,8 @@ from explorl.analysis.impact import (
     Continuation,
     Side,
     TokenImpact,
-    benjamini_hochberg,
     choose_tokens,
     enough_samples,
-    fisher,
     group_impacts,
     newcombe,
     squared_impact,
@@ -29,6 +27,8 @@ from explorl.analysis.impact_tokens import completion_limit, problems_by_prompt
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import build_table
 from explorl.rollout import UnsupportedModel
+from explorl.stats.distributions import fisher
+from explorl.stats.p_values import benjamini_hochberg
 from explorl.tasks import Problem
 
 from .planted import Planted, planted_policy

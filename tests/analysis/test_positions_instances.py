@@ -13,7 +13,8 @@ from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import build_table
 from explorl.analysis.positions import entropy_by_position
 from explorl.stats import Interval
-from explorl.stats.clusters import cluster_mean, cluster_means, format_effect
+from explorl.stats.interval import format_effect
+from explorl.stats.resample import cluster_means
 
 
 def lengths_of(rng, answers, low=5, high=60):
@@ -71,12 +72,12 @@ def test_p_of_a_difference_is_students_over_clusters():
 
 def test_what_has_no_tokens_has_no_mean():
     assert cluster_means(np.zeros((3, 1)), np.zeros((3, 1)))[0] == [None]
-    one = cluster_mean(np.array([2.0]))
+    (one,) = cluster_means(np.full((1, 1), 2.0), np.ones((1, 1)))[0]
     assert (one.mean, one.low, one.high) == (2.0, -math.inf, math.inf)
     assert format_effect(None) == "not known"
     assert format_effect(one) == "+2.000 (of one completion)"
     assert format_effect(Interval(-1e-4, -2e-4, 1e-5)) == "−1.0e−04 [−2.0e−04, +1.0e−05]"
-    assert cluster_mean(np.zeros(0)) is None
+    assert cluster_means(np.zeros((0, 1)), np.zeros((0, 1)))[0] == [None]
     with pytest.raises(ValueError, match="contrast"):
         cluster_means(np.ones((3, 2)), np.ones((3, 2)), [(0, 0)])
 
@@ -89,17 +90,17 @@ def test_a_planted_profile_is_recovered():
     truth = 0.4 + 0.8 * (2 * relative - 1) ** 2 + 0.2 * ((sign < 0) & (relative >= 0.8))
     entropy = truth + rng.normal(size=len(truth)) * 0.3 + rng.normal(size=300)[answer] * 0.1
     profile = entropy_by_position(entropy, relative, answer, sign)
-    assert profile.u_shaped
-    assert profile.end_negative_minus_positive.sign == 1
-    assert profile.end_negative_minus_positive.low < 0.2 < profile.end_negative_minus_positive.high
+    assert "is U-shaped" in profile.sentence
+    assert profile["end_negative_minus_positive"].sign == 1
+    assert profile["end_negative_minus_positive"].low < 0.2 < profile["end_negative_minus_positive"].high
     inside = 0
-    for index, found in enumerate(profile.all):
+    for index, found in enumerate(profile["all"]):
         here = np.floor(relative * 20) == index
         assert found.mean == pytest.approx(entropy[here].mean())
         inside += found.low <= truth[here].mean() <= found.high
     assert inside >= 18
-    assert profile.answers == 300
-    assert profile.tokens == len(entropy)
+    assert profile["answers"] == 300
+    assert profile["tokens"] == len(entropy)
 
 
 def test_no_profile_is_found_where_there_is_none():
@@ -109,7 +110,7 @@ def test_no_profile_is_found_where_there_is_none():
         answer, relative = lengths_of(rng, 40)
         entropy = 0.5 + rng.normal(size=40)[answer] * 0.2 + rng.normal(size=len(answer)) * 0.3
         profile = entropy_by_position(entropy, relative, answer, np.where(answer % 2, 1, -1), bins=4, seed=seed)
-        parts = (profile.begin_minus_middle, profile.end_minus_middle, profile.end_negative_minus_positive)
+        parts = (profile["begin_minus_middle"], profile["end_minus_middle"], profile["end_negative_minus_positive"])
         reports += any(part.sign for part in parts)
     assert reports <= 5
 
@@ -118,7 +119,7 @@ def test_a_fall_is_told_as_no_u():
     answer, relative = lengths_of(np.random.default_rng(0), 50)
     noise = np.random.default_rng(1).normal(size=len(relative)) * 0.1
     profile = entropy_by_position(1 - relative + noise, relative, answer, np.zeros_like(answer))
-    assert positions.summary(profile).startswith("Entropy over the completion is not U-shaped: the first 20% minus")
+    assert profile.sentence.startswith("Entropy over the completion is not U-shaped: the first 20% minus")
 
 
 def test_positions_of_a_run_and_what_it_may_lack():
@@ -128,12 +129,12 @@ def test_positions_of_a_run_and_what_it_may_lack():
         "entropy": [rng.random(30).tolist() for _ in range(6)],
     }  # fmt: skip
     found = positions.positions(build_table("run", {1: columns}), Context())
-    assert "not significantly U-shaped" in positions.summary(found)
-    assert {"positions", "position_contrasts"} == set(positions.tables(found))
+    assert "not significantly U-shaped" in found.sentence
+    assert {"positions", "position_contrasts"} == set(found.tables)
     bare = build_table("run", {1: {key: columns[key] for key in ("prompt", "completion", "entropy")}})
     unsigned = positions.positions(bare, Context())
-    assert unsigned.positive[0] is None
-    assert "negative" not in positions.summary(unsigned)
+    assert unsigned["positive"][0] is None
+    assert "negative" not in unsigned.sentence
     one = {key: value[:1] for key, value in columns.items()}
     assert isinstance(positions.positions(build_table("run", {1: one}), Context()), Unavailable)
 
@@ -163,22 +164,22 @@ def planted_shifts(seed, effect, answers=120):
 def test_planted_shifts_in_fluent_answers_are_found():
     logps, after, answer, step, answers = planted_shifts(0, effect=1.0)
     found = shifts_by_perplexity(logps, after, answer, step, answers)
-    assert found.low_minus_high.low > 0
-    assert found.shift_low_minus_high.low > 0
+    assert found["low_minus_high"].low > 0
+    assert found["shift_low_minus_high"].low > 0
     shift = np.abs(np.exp(after) - np.exp(logps))
     low = perplexity_groups(completion_perplexity(logps, answer, answers), step)[answer] == -1
-    assert found.shift_low.mean == pytest.approx(shift[low].mean())
-    assert found.top_in_low.mean == pytest.approx((shift >= np.sort(shift)[-int(0.2 * len(shift))])[low].mean())
-    assert sum(found.top_tokens) == pytest.approx(1)
-    assert sum(found.all_tokens) == pytest.approx(1)
-    assert "more common" in instances.summary(found)
+    assert found["shift_low"].mean == pytest.approx(shift[low].mean())
+    assert found["top_in_low"].mean == pytest.approx((shift >= np.sort(shift)[-int(0.2 * len(shift))])[low].mean())
+    assert sum(found["top_tokens"]) == pytest.approx(1)
+    assert sum(found["all_tokens"]) == pytest.approx(1)
+    assert "more common" in found.sentence
 
 
 def test_no_shifts_are_found_where_none_are_planted():
     reports = 0
     for seed in range(100):
         found = shifts_by_perplexity(*planted_shifts(seed, effect=0.0), seed=seed)
-        reports += bool(found.low_minus_high.sign or found.shift_low_minus_high.sign)
+        reports += bool(found["low_minus_high"].sign or found["shift_low_minus_high"].sign)
     assert reports <= 5
 
 
@@ -191,6 +192,6 @@ def test_instances_say_what_they_lack():
     assert "10 or more" in few.reason
     many = {key: value * 5 for key, value in (columns | {"logp_after": [[-1.0]] * 3}).items()}
     still = instances.instances(build_table("run", {1: many}), Context())  # nothing moved
-    assert still.top_in_low.mean == 0
-    assert "not significantly" in instances.summary(still)
-    assert instances.tables(still)
+    assert still["top_in_low"].mean == 0
+    assert "not significantly" in still.sentence
+    assert still.tables

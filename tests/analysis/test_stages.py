@@ -13,17 +13,13 @@ from explorl.analysis.lens_table import build_table
 from explorl.analysis.reward_stages import (
     entropy_law,
     fit_law,
-    law_summary,
-    law_tables,
     reward_curve,
     stages,
-    stages_summary,
-    stages_tables,
     two_pieces,
 )
-from explorl.report.lens_figures import law_drawings
-from explorl.report.lens_render import file_svg
-from explorl.stats.regression import Effect, Noise, autoregression, binned, regression
+from explorl.report.figures import file_svg
+from explorl.stats.interval import Effect
+from explorl.stats.regression import Noise, autoregression, binned, regression
 
 from .planted_runs import lines, noise
 
@@ -39,11 +35,11 @@ def kinked(rng: np.random.Generator) -> np.ndarray:
 def test_a_planted_breakpoint_lies_in_its_interval(draws: int) -> None:
     rng = np.random.default_rng(0)
     found = [two_pieces(T, kinked(rng), seed=draw, draws=499) for draw in range(draws)]
-    assert all(one.breakpoint is not None for one in found)
-    ends = [one.breakpoint for one in found if one.breakpoint]
+    assert all(one["breakpoint"] is not None for one in found)
+    ends = [one["breakpoint"] for one in found if one["breakpoint"]]
     assert sum(one.low <= 50 <= one.high for one in ends) >= 0.9 * draws
-    assert sum(one.before.low <= 0.8 <= one.before.high for one in found) >= 0.9 * draws
-    assert sum(one.after is not None and one.after.low <= 0 <= one.after.high for one in found) >= 0.9 * draws
+    assert sum(one["before"].low <= 0.8 <= one["before"].high for one in found) >= 0.9 * draws
+    assert sum(one["after"] is not None and one["after"].low <= 0 <= one["after"].high for one in found) >= 0.9 * draws
     assert np.mean([one.high - one.low for one in ends]) < 40  # an interval of everything would cover as well
 
 
@@ -52,18 +48,18 @@ def test_a_planted_breakpoint_lies_in_its_interval(draws: int) -> None:
 def test_a_line_has_no_breakpoint(draws: int, slope: float) -> None:
     rng = np.random.default_rng(1)
     found = [two_pieces(T, 0.2 + slope * T / 120 + noise(120, 0.05, rng), seed=s, draws=499) for s in range(draws)]
-    assert sum(one.breakpoint is None for one in found) >= 0.95 * draws
-    rising = sum(one.rises for one in found)
+    assert sum(one["breakpoint"] is None for one in found) >= 0.95 * draws
+    rising = sum(one["rises"] for one in found)
     assert rising >= 0.9 * draws if slope else rising <= 0.05 * draws
 
 
 def test_a_curve_that_only_begins_to_rise_has_no_plateau() -> None:
     rng = np.random.default_rng(2)
     found = two_pieces(T, 0.2 + 0.01 * np.maximum(T - 60, 0) + noise(120, 0.02, rng))
-    assert found.p < 0.01
-    assert found.breakpoint is None
-    assert found.after is not None
-    assert "bends" in stages_summary(found)
+    assert found["p"] < 0.01
+    assert found["breakpoint"] is None
+    assert found["after"] is not None
+    assert "bends" in found.sentence
 
 
 @pytest.mark.parametrize("draws", DRAWS)
@@ -72,16 +68,16 @@ def test_the_law_is_recovered(draws: int) -> None:
     entropy = np.linspace(1.2, 0.3, 120) + noise(120, 0.05, rng)
     found = [fit_law(T, entropy, -0.2 * np.exp(entropy) + 0.9 + noise(120, 0.04, rng), seed=s) for s in range(draws)]
     for name, value in (("a", 0.2), ("b", 0.9), ("ceiling", 0.7)):
-        effects = [getattr(one, name) for one in found]
+        effects = [one[name] for one in found]
         assert sum(effect.low <= value <= effect.high for effect in effects) >= 0.9 * draws, name
-    assert all(one.a.sign == 1 for one in found)
+    assert all(one["a"].sign == 1 for one in found)
 
 
 @pytest.mark.parametrize("draws", DRAWS)
 def test_no_law_is_found_where_reward_and_entropy_go_their_own_ways(draws: int) -> None:
     rng = np.random.default_rng(4)
     found = [fit_law(T, 1 + noise(120, 0.2, rng), 0.5 + noise(120, 0.1, rng), seed=s) for s in range(draws)]
-    assert sum(one.a.sign == 0 for one in found) >= 0.95 * draws
+    assert sum(one["a"].sign == 0 for one in found) >= 0.95 * draws
 
 
 def test_the_law_is_least_squares() -> None:
@@ -89,23 +85,23 @@ def test_the_law_is_least_squares() -> None:
     entropy, reward = rng.random(50), rng.random(50)
     slope, level = np.polyfit(np.exp(entropy), reward, 1)
     found = fit_law(np.arange(50.0), entropy, reward)
-    assert found.a.mean == pytest.approx(-slope)
-    assert found.b.mean == pytest.approx(level)
-    assert found.ceiling.mean == pytest.approx(level + slope)
-    assert found.curve[0] == pytest.approx(found.ceiling.mean)
-    assert found.low[0] == pytest.approx(found.ceiling.low)
+    assert found["a"].mean == pytest.approx(-slope)
+    assert found["b"].mean == pytest.approx(level)
+    assert found["ceiling"].mean == pytest.approx(level + slope)
+    assert found["curve"][0] == pytest.approx(found["ceiling"].mean)
+    assert found["low"][0] == pytest.approx(found["ceiling"].low)
 
 
 def test_two_pieces_are_the_best_of_all_candidates() -> None:
     values = kinked(np.random.default_rng(6))
     found = two_pieces(T, values)
-    assert found.breakpoint is not None
+    assert found["breakpoint"] is not None
     squares = {}
     for tau in np.linspace(10, 110, 101):
         design = np.stack([np.ones_like(T), T, np.maximum(T - tau, 0)], axis=1)
         squares[tau] = np.linalg.lstsq(design, values, rcond=None)[1][0]
-    assert found.breakpoint.mean == pytest.approx(min(squares, key=lambda tau: squares[tau]), abs=1.5)
-    assert ((values - found.fitted) ** 2).sum() <= min(squares.values()) * 1.001
+    assert found["breakpoint"].mean == pytest.approx(min(squares, key=lambda tau: squares[tau]), abs=1.5)
+    assert ((values - found["fitted"]) ** 2).sum() <= min(squares.values()) * 1.001
 
 
 def test_whole_runs() -> None:
@@ -114,12 +110,12 @@ def test_whole_runs() -> None:
     table = build_table("run", {}, lines=lines(reward=kinked(rng), entropy=entropy))
     found = stages(table, Context())
     assert not isinstance(found, Unavailable)
-    assert "rises until step" in stages_summary(found)
-    assert {"stages", "stages-curve"} == stages_tables(found).keys()
+    assert "rises until step" in found.sentence
+    assert {"stages", "stages-curve"} == found.tables.keys()
     law = entropy_law(table, Context())
     assert not isinstance(law, Unavailable)
-    assert "b = " in law_summary(law)
-    assert len(law_tables(law)["law-points"].rows) == 120
+    assert "b = " in law.sentence
+    assert len(law.tables["law-points"].rows) == 120
 
 
 @pytest.mark.parametrize(("top", "phrase"), [(1.2, "no ceiling below 1"), (0.95, "would be 0.9")])
@@ -128,15 +124,15 @@ def test_no_accuracy_above_1_is_predicted(top: float, phrase: str) -> None:
     rng = np.random.default_rng(3)
     entropy = np.linspace(1.2, 0.5, 120)
     law = fit_law(T, entropy, top - 0.3 * (np.exp(entropy) - 1) + noise(120, 0.04, rng), measure="training accuracy")
-    text = law_summary(law)
+    text = law.sentence
     assert phrase in text
-    assert max(law.curve.max(), law.high.max()) <= 1
+    assert max(law["curve"].max(), law["high"].max()) <= 1
     ceiling = text[text.index("at an entropy of 0") : text.index("(R²")]
     assert all(float(number) <= 1 for number in re.findall(r"\d\.\d+", ceiling))
-    assert (law.limit is None) == (top > 1)
-    (drawing,) = law_drawings(law)
-    assert drawing.caption.startswith(text)
-    assert ("ceiling b − a" in file_svg(drawing)) is (top < 1)
+    assert (law["limit"] is None) == (top > 1)
+    (chart,) = law.charts
+    assert chart.caption.startswith(text)
+    assert ("ceiling b − a" in file_svg(chart)) is (top < 1)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +160,7 @@ def test_too_little_is_said(curves: dict[str, list[float]], words: str) -> None:
 
 
 def test_what_is_not_recorded_is_unavailable() -> None:
-    one = Analysis("stages", "Stages", stages, stages_summary, stages_tables)
+    one = Analysis("stages", "Stages", stages)
     found = one.run(build_table("run", {}), Context())
     assert isinstance(found, Unavailable)
     assert "reward" in found.reason

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from explorl.analysis.lens import Analysis, Context, Drawing, Unavailable, typeset
+from explorl.analysis.charts import Chart, typeset
+from explorl.analysis.lens import Analysis, Context, Findings, Unavailable
 from explorl.analysis.lens_table import build_table
 from explorl.cli import app as cli
 from explorl.core.store import RunStore, StoreError, write_json
 from explorl.report.run_analyses import analyze_run, run_analyses, select_analyses
-from explorl.stats import Table
 
 from .planted_runs import rollouts
 
@@ -32,26 +32,21 @@ def run(tmp_path: Path) -> RunStore:
     return store
 
 
-@dataclass(frozen=True)
-class Odd:
-    where: Path
-    values: Any
-
-
-def torn(figure: Any, palette: Any) -> None:
+def torn(axes: Any, palette: Any) -> None:
     raise ZeroDivisionError("no paper")
 
 
-def count(table: Any, context: Any) -> Odd:
-    return Odd(Path("there"), {1.5, 2.5})
+@dataclass(frozen=True)
+class Odd:
+    values: Any
 
 
-def no_table(found: Any) -> dict[str, Table]:
-    return {}
+def odd(table: Any, context: Any) -> Findings:
+    return Findings("done", values={"where": Path("there"), "odd": Odd({1.5, 2.5})})
 
 
-TORN = Analysis("torn", "Torn", count, lambda found: "done", no_table, lambda found: [Drawing("t", "T", "c", torn)])
-ODD = Analysis("odd", "Odd", count, lambda found: "done", no_table)
+TORN = Analysis("torn", "Torn", lambda table, context: Findings("done", charts=[Chart("t", "T", "c", [torn])]))
+ODD = Analysis("odd", "Odd", odd)
 
 
 def test_a_figure_that_cannot_be_drawn_takes_nothing_with_it(run: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +55,7 @@ def test_a_figure_that_cannot_be_drawn_takes_nothing_with_it(run: RunStore, monk
     assert [one.failed for one in outcomes] == [True, False]
     held = json.loads((place / "analysis.json").read_text())["analyses"]
     assert "ZeroDivisionError: no paper" in held["torn"]["reason"]
-    assert held["odd"]["result"]["where"] == "there"
+    assert held["odd"]["result"] == {"where": "there", "odd": {"values": [1.5, 2.5]}}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +86,7 @@ def test_where_to_write_is_known_before_anything_is_computed(run: RunStore, tmp_
         analyze_run(run.folder, only=[f"{__name__}:LATE"], out=tmp_path / "file" / "below")
 
 
-LATE = Analysis("late", "Late", lambda table, context: pytest.fail("computed"), str, no_table)
+LATE = Analysis("late", "Late", lambda table, context: pytest.fail("computed"))
 
 
 def test_a_module_that_does_not_load_is_named(run: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,14 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
+from explorl.analysis.built_in import ANALYSES
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import build_table
-from explorl.report.lens_render import file_png, file_svg
-from explorl.report.token_figures import TOKEN_ANALYSES
+from explorl.report.figures import file_png, file_svg
 
 from .planted import Planted, planted_policy
 
+TOKEN_ANALYSES = [one for one in ANALYSES if one.lone or one.name == "instances"]
 HOSTILE = '</svg><script>alert(1)</script>$\\frac{1}{2}$"&'
 
 
@@ -39,20 +40,19 @@ def test_every_analysis_says_tells_and_draws(analysis, policy):
     context = Context(load_policy=lambda: policy, load_task=Planted, options={"impact.samples": 4, "impact.each": 2})
     result = analysis.run(table, context)
     assert not isinstance(result, Unavailable), result.reason
-    said = analysis.summary(result)
+    said = result.sentence
     assert said.endswith(".")
     assert "nan" not in said
-    for table in analysis.tables(result).values():
+    for table in result.tables.values():
         assert table.rows
         assert table.to_json()
         assert table.to_markdown()
-    drawings = analysis.drawings(result)
-    assert bool(drawings) == (analysis.name != "gradients")
-    for drawing in drawings:
-        assert file_png(drawing).startswith(b"\x89PNG")
-        tree = ElementTree.fromstring(file_svg(drawing).split("\n", 1)[1])
+    assert bool(result.charts) == (analysis.name != "gradients")
+    for chart in result.charts:
+        assert file_png(chart).startswith(b"\x89PNG")
+        tree = ElementTree.fromstring(file_svg(chart).split("\n", 1)[1])
         assert not [node for node in tree.iter() if node.tag.endswith("script")]
-        assert drawing.caption.endswith(".")
+        assert chart.caption.endswith(".")
 
 
 @pytest.mark.parametrize("analysis", TOKEN_ANALYSES, ids=lambda analysis: analysis.name)
@@ -69,4 +69,4 @@ def test_a_lone_checkpoint_has_no_history(analysis, policy):
     context = Context(load_policy=lambda: policy, load_task=Planted, options={"impact.samples": 2, "impact.each": 1})
     result = analysis.run(table, context)
     assert not isinstance(result, Unavailable)
-    assert "fifth of the steps" not in analysis.summary(result)
+    assert "fifth of the steps" not in result.sentence

@@ -7,7 +7,7 @@ import numpy as np
 from explorl.analysis.entropy_drop import words
 from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import Completions, LensTable, Tokens
-from explorl.stats.regression import LEVEL
+from explorl.stats.interval import LEVEL
 
 from .planted_runs import noise
 
@@ -36,5 +36,5 @@ def test_wandering_is_not_told_as_a_change() -> None:
     found = 0
     for seed in range(DRAWS):
         result = words(wandering(np.random.default_rng(seed), 60, 0.7), Context(seed=seed))
-        found += any((one.corrected or 0.0) < LEVEL for one in (*result.risen, *result.fallen))
+        found += any((one.corrected or 0.0) < LEVEL for one in (*result["risen"], *result["fallen"]))
     assert found <= 2

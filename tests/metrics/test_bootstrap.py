@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorl.stats import Interval, bootstrap_mean, paired_difference, permutation_test
-from explorl.stats import bootstrap as module
+from explorl.stats import Interval, bootstrap_mean, p_values, paired_difference, permutation_test, resample
 
 
 def test_coverage_is_what_it_says():
@@ -36,7 +35,7 @@ def test_width_is_that_of_the_normal_law():
 def test_chunks_do_not_change_the_draws(monkeypatch):
     values = np.arange(50.0)
     whole = bootstrap_mean(values, resamples=1000)
-    monkeypatch.setattr(module, "CHUNK", 170)
+    monkeypatch.setattr(resample, "CHUNK", 170)
     assert bootstrap_mean(values, resamples=1000) == whole
 
 
@@ -82,8 +81,8 @@ def test_sampled_permutation_agrees_with_the_exact_one(monkeypatch):
     a = rng.random(16)
     b = a - 0.15 * rng.random(16) + 0.05
     exact = permutation_test(a, b)
-    monkeypatch.setattr(module, "EXACT_UP_TO", 4)
-    monkeypatch.setattr(module, "CHUNK", 16_000)
+    monkeypatch.setattr(p_values, "EXACT_UP_TO", 4)
+    monkeypatch.setattr(p_values, "CHUNK", 16_000)
     sampled = permutation_test(a, b, permutations=40_000)
     assert 0.0001 < exact < 0.9
     assert abs(sampled - exact) < 4 * np.sqrt(exact / 40_000) + 1e-4

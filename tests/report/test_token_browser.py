@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 
 from explorl.analysis.categories import CATEGORIES
-from explorl.analysis.impact import Continuation, Side, TokenImpact, fisher, newcombe
-from explorl.analysis.lens_table import build_table
-from explorl.report.lens_rollouts import lens_rollouts
+from explorl.analysis.impact import Continuation, Side, TokenImpact, newcombe
+from explorl.analysis.lens_table import plain_values, read_run
+from explorl.core.store import RunStore, write_json
+from explorl.report.lens_rollouts import with_impacts
 from explorl.report.study_page import write_report
 from explorl.report.study_rollouts import compact, token_measures
+from explorl.stats.distributions import fisher
 
 from .test_browser import CONTRAST, HOSTILE, chromium, opened, pytestmark  # noqa: F401
 
@@ -29,21 +32,39 @@ def impact_at(position: int, answer: int = 0, text: str = " 3 = 15", p: float = 
                        newcombe(*counts), fisher(*counts), p)  # fmt: skip
 
 
-def table(answers: int = 4, hostile: bool = False) -> Any:
+def shown(folder: Path, impacts: list[TokenImpact], *, hostile: bool = False) -> list[dict[str, Any]]:
+    """The rollouts of a run whose tokens were replaced; two steps of four answers."""
+    columns = columns_of(4, hostile)
+    store = RunStore.create(folder, {})
+    for step in (1, 2):
+        store.write_rollouts(step, columns)
+    write_impacts(store, impacts)
+    answers = [{"tokens": columns["tokens"][0]}] * 4
+    old = [{"arm": "run", "seed": 0, "step": 1, "prompt": columns["prompt"][0], "answers": answers}]
+    return with_impacts(old, store.folder)
+
+
+def write_impacts(store: RunStore, impacts: list[TokenImpact]) -> Path:
+    path = store.folder / "analysis" / "analysis.json"
+    write_json(path, {"analyses": {"impact": {"result": plain_values({"tokens": impacts})}}})
+    return path
+
+
+def columns_of(answers: int, hostile: bool = False) -> dict[str, list[Any]]:
     rng = np.random.default_rng(0)
     words = [HOSTILE, *WORDS[1:]] if hostile else WORDS
     size = len(words)
     numbers = {
         name: [rng.normal(size=size).tolist() for _ in range(answers)] for name in ("token_advantage", "update_size")
     }
-    columns = {
+    return {
         "prompt": ["3 12 = 15"] * answers, "completion": ["".join(words)] * answers,
+        "token_ids": [[5] * size] * answers,
         "correct": [index % 2 == 0 for index in range(answers)], "reward/correctness": [1.0] * answers,
         "tokens": [words] * answers, "entropy": [rng.random(size).tolist() for _ in range(answers)],
         "logp": [[-0.5] * size for _ in range(answers)], "logp_after": [[-0.4] * size for _ in range(answers)],
         "other": [[*"abcdefgh", ""]] * answers, "other_logp": [[-1.5] * size] * answers, **numbers,
     }  # fmt: skip
-    return build_table("run", {1: columns, 2: columns})
 
 
 def write(path: Path, rollouts: list[dict[str, Any]]) -> Path:
@@ -54,13 +75,13 @@ def write(path: Path, rollouts: list[dict[str, Any]]) -> Path:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokens")
-    impacts = [impact_at(2, answer=4), impact_at(7, answer=4, p=1e-9)]
-    return write(folder / "tokens.html", lens_rollouts(table(), impacts))
+    impacts = [impact_at(2, answer=4), impact_at(7, answer=4, p=1e-9), impact_at(2, answer=5)]
+    return write(folder / "tokens.html", shown(folder / "run", impacts))
 
 
 # ---------------------------------------------------------------------------- what it is given
-def test_every_measure_of_a_token_is_there():
-    rollouts = compact(lens_rollouts(table(), [impact_at(2, answer=4)]))
+def test_every_measure_of_a_token_is_there(tmp_path):
+    rollouts = compact(shown(tmp_path / "run", [impact_at(2, answer=4)]))
     answer = next(one for rollout in rollouts for one in rollout["answers"] if "impacts" in one)
     found = {measure.key: measure for measure in token_measures(rollouts)}
     assert list(found) == ["entropy", "logp", "advantage", "update_size", "delta_p", "impact", "category"]
@@ -73,18 +94,6 @@ def test_every_measure_of_a_token_is_there():
     side = answer["impacts"]["2"]["other"]
     assert (side["correct"], side["count"], len(side["texts"])) == (2, 12, 8)
     assert sum(right for _, right in side["texts"]) == 2  # both kinds are among those shown
-
-
-def test_replaced_tokens_are_shown_whatever_step_they_are_of():
-    columns = {"prompt": ["p"] * 12, "completion": ["c"] * 12, "tokens": [["a"]] * 12}
-    big = build_table("run", dict.fromkeys(range(1, 31), columns))
-    assert len(lens_rollouts(big)) == 8
-    index = 12 * 2 + 11  # of step 3, which is not among the 8
-    rollouts = lens_rollouts(big, [impact_at(0, answer=index)])
-    (special,) = [one for rollout in rollouts for one in rollout["answers"] if "impacts" in one]
-    assert special["tokens"] == ["a"]
-    assert len(rollouts) == 9
-    assert lens_rollouts(build_table("run", {1: {"prompt": ["p"], "completion": ["c"]}})) == []
 
 
 # ---------------------------------------------------------------------------- in the browser
@@ -174,7 +183,7 @@ def test_the_panel_fits(opened, width):  # noqa: F811
 
 
 def test_hostile_tokens_alternatives_and_continuations_do_nothing(opened, tmp_path):  # noqa: F811
-    rollouts = lens_rollouts(table(hostile=True), [impact_at(2, answer=4, text=HOSTILE)])
+    rollouts = shown(tmp_path / "run", [impact_at(2, answer=4, text=HOSTILE), impact_at(2, answer=5)], hostile=True)[1:]
     for rollout in rollouts:
         for answer in rollout["answers"]:
             answer["other"] = [HOSTILE, "\u202e\x1b[31m", *answer["other"][2:]]
@@ -215,13 +224,6 @@ def test_a_run_page_has_what_training_looked_at_closely(tmp_path):
 
 
 def test_a_run_page_has_the_impacts_that_were_written(tmp_path):
-    import dataclasses
-    import json
-
-    from explorl.analysis.lens_table import plain_values, read_run
-    from explorl.core.store import RunStore, write_json
-    from explorl.report.lens_rollouts import with_impacts
-
     store = RunStore.create(tmp_path / "run", {"training": {"iterations": 2}})
     ids = list(range(len(WORDS)))
     ids[2] = 5  # the token that was replaced
@@ -229,10 +231,8 @@ def test_a_run_page_has_the_impacts_that_were_written(tmp_path):
     store.write_rollouts(4, columns)
     old = [{"arm": "mine", "seed": 3, "step": 2, "prompt": "p", "answers": [{"tokens": WORDS}, {"tokens": ["z"]}]}]
     assert with_impacts(old, store.folder) == old
-    path = store.folder / "analysis" / "analysis.json"
     tokens = [impact_at(2, answer=0), impact_at(2, answer=1), impact_at(1, answer=0), impact_at(2, answer=9)]
-    entry = {"result": plain_values({"tokens": [dataclasses.asdict(one) for one in tokens]})}
-    write_json(path, {"analyses": {"impact": entry}})
+    path = write_impacts(store, tokens)
     (found,) = with_impacts(old, store.folder)
     assert [list(answer.get("impacts", {})) for answer in found["answers"]] == [[2], [], [2]]  # 1:… is another token
     assert found["answers"][0]["impacts"][2]["sampled"]["count"] == 12

@@ -10,7 +10,8 @@ import pytest
 
 from explorl.analysis.interim_looks import SequentialPlan
 from explorl.analysis.verdicts import is_significant
-from explorl.stats.crossed import crossed_mean, power, student_quantile
+from explorl.stats.crossed import crossed_mean, power
+from explorl.stats.distributions import student_quantile
 from explorl.stats.sequential import (
     Design,
     detectable_effect,

@@ -13,14 +13,13 @@ from explorl.stats.crossed import (
     Estimate,
     area_weights,
     crossed_mean,
-    holm,
     minimum_detectable_effect,
     power,
     seeds_mean,
     steps_to,
-    student_cdf,
-    student_quantile,
 )
+from explorl.stats.distributions import student_cdf, student_quantile
+from explorl.stats.p_values import holm
 
 # between seeds, between problems, the rest
 REGIMES = {

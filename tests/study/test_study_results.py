@@ -23,7 +23,7 @@ from explorl.analysis.study_answers import (
 from explorl.analysis.study_results import read_scores, results_table, strategy_text, study_results
 from explorl.analysis.verdicts import arm_verdict, difference_in_words, study_verdict
 from explorl.core.store import StoreError, write_parquet
-from explorl.stats.crossed import student_quantile
+from explorl.stats.distributions import student_quantile
 
 ARMS = {"plain": "plain", "Shaped + hot": "shaped-hot"}
 

@@ -20,9 +20,6 @@ from explorl.core.yaml_documents import parse_yaml
 CATEGORIES = ("formal reasoning", "logical structuring", "metacognitive", "semantic support")
 """The last contains everything that no list matches."""
 REST = CATEGORIES[-1]
-_MARKS = str.maketrans(
-    {"Ġ": " ", "▁": " ", "Ċ": "\n", "’": "'"}
-)  # spaces and newlines in stored byte-level and SentencePiece tokens
 _APOSTROPHES = str.maketrans({"’": "'"})
 
 
@@ -57,14 +54,6 @@ def word_lists(path: str | Path | None = None) -> WordLists:
     return _default_lists() if path is None else _read(Path(path))
 
 
-def category_of(token: str, lists: WordLists | None = None) -> str:
-    """Return the category of a single token; `categories_of` also recognises words split into several tokens.
-
-    Marks that tokenizers write for a space (``Ġ``, ``▁``) are not part of the token.
-    """
-    return _category_of(token, lists or _default_lists())
-
-
 def categories_of(tokens: Sequence[str], lists: WordLists | None = None) -> list[str]:
     """Return the category of each token of a completion: ``there``, ``fore`` are both logical structuring.
 
@@ -91,12 +80,6 @@ def groups_of(tokens: Sequence[str], lists: WordLists) -> list[int | None]:
                 groups[index] = group
             index += 1
     return groups
-
-
-@lru_cache(maxsize=1 << 16)
-def _category_of(token: str, lists: WordLists) -> str:
-    first = next(iter(lists.spans(token.translate(_MARKS))), None)
-    return REST if first is None else lists.groups[first[2]][0]
 
 
 @lru_cache(maxsize=1)

@@ -6,18 +6,22 @@ which it occurs. For a run, the first and the last fifth of its steps are compar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from explorl.analysis.categories import CATEGORIES, REST, WordLists, groups_of, word_lists
-from explorl.analysis.lens import Context, Unavailable
+from explorl.analysis.charts import Chart, Mark, Palette
+from explorl.analysis.lens import Context, Findings, Unavailable
 from explorl.analysis.lens_table import LensTable
-from explorl.stats import Cell, Interval, Table
-from explorl.stats.clusters import cluster_means, effect_cell, format_effect
-from explorl.stats.regression import Effect
+from explorl.core.text import clean
+from explorl.stats import Interval, Table
+from explorl.stats.interval import Effect, format_effect
+from explorl.stats.resample import cluster_means
 
 EDGE = 0.2
 """Share of the steps that counts as the beginning of a run, and as its end."""
@@ -36,22 +40,6 @@ class Count:
     change: Effect | None = None
 
 
-@dataclass(frozen=True)
-class CategoryCounts:
-    """Tokens of each category per completion, and the share of completions that show each pattern."""
-
-    length: Count
-    """Tokens per completion."""
-    categories: tuple[Count, ...]
-    """Tokens per completion, in the order of `CATEGORIES`."""
-    patterns: tuple[Count, ...]
-    """Share of completions, by ``category: group``."""
-    answers: int
-    """Number of completions."""
-    lists: str
-    """Source of the word lists."""
-
-
 def count_categories(
     completions: Sequence[Sequence[str]],
     steps: Sequence[int] | None = None,
@@ -59,7 +47,7 @@ def count_categories(
     *,
     clusters: NDArray[np.int64] | None = None,
     seed: int = 0,
-) -> CategoryCounts:
+) -> Findings:
     """Count categories and patterns in completions, given as the texts of their tokens, with intervals.
 
     If `steps` has the step of each completion, the first and the last fifth of the steps are compared. `clusters` has
@@ -79,9 +67,89 @@ def count_categories(
     clusters = np.arange(len(completions)) if clusters is None else clusters
     counts = _counts(names, values, _part(steps), clusters, seed)
     first_pattern = 1 + len(CATEGORIES)
-    return CategoryCounts(
-        counts[0], tuple(counts[1:first_pattern]), tuple(counts[first_pattern:]), len(completions), lists.source
+    by_category, by_pattern = counts[1:first_pattern], counts[first_pattern:]
+    return _findings(counts[0], by_category, by_pattern, answers=len(completions), source=lists.source)
+
+
+def _findings(
+    length: Count, by_category: Sequence[Count], by_pattern: Sequence[Count], *, answers: int, source: str
+) -> Findings:
+    """Return the findings of these counts."""
+    data = f"{answers:,} completions" if length.change is None else "the first and the last fifth of the steps"
+    each = "; ".join(
+        f"{count.name} {format_effect(count.change or count.all, '+.2f' if count.change else '.2f')}"
+        for count in by_category
     )
+    return Findings(
+        _describe(length, by_category),
+        {
+            "token_categories": _table(
+                "category", [length, *by_category], "Tokens of a completion, by category", ".2f"
+            ),
+            "response_patterns": _table("pattern", by_pattern, "Share of completions that show a pattern", ".1%"),
+        },
+        [
+            Chart(
+                "token_categories", "Tokens by category",
+                f"Tokens per completion by category, with 95 % intervals over completions: {data}. {each}.",
+                [_bars(by_category, 1.0)], "tokens per completion", size=(4.8, 0.9 + 0.5 * len(by_category)),
+            ),
+            Chart(
+                "response_patterns", "Patterns in completions",
+                f"Share of completions in which a pattern occurs, with 95 % intervals over completions: {data}.",
+                [_bars(by_pattern, 100.0)], "completions (%)", size=(4.8, 0.9 + 0.32 * len(by_pattern)),
+            ),
+        ],
+        {
+            "length": length, "categories": by_category, "patterns": by_pattern, "answers": answers,
+            "lists": source,
+        },
+    )  # fmt: skip
+
+
+def _describe(length: Count, categories: Sequence[Count]) -> str:
+    """Describe the counts in a sentence or two."""
+    each = ", ".join(f"{count.all.mean:.1f} {count.name}" for count in categories if count.all is not None)
+    text = f"A completion has {length.all:.1f} tokens: {each}."
+    if length.change is None:
+        return text
+    changed = [count for count in (length, *categories) if count.change is not None and count.change.sign]
+    if not changed:
+        return f"{text} From the first to the last fifth of the steps none of these changes significantly."
+    each = ", ".join(f"{count.name} {format_effect(count.change, '+.1f')}" for count in changed)
+    return f"{text} From the first to the last fifth of the steps these change: {each} tokens per completion."
+
+
+def _table(first: str, counts: Sequence[Count], title: str, number: str) -> Table:
+    if not any(count.change is not None for count in counts):
+        return Table([first, "answers"], [[count.name, count.all] for count in counts], title, number)
+    rows = [[count.name, count.all, count.first, count.last, count.change] for count in counts]
+    return Table([first, "all steps", "first fifth", "last fifth", "change"], rows, title, number)
+
+
+def _bars(counts: Sequence[Count], scale: float) -> Mark:
+    """Draw a bar with its interval for each count; for a run, one for its first and one for its last steps."""
+    compared = any(count.change is not None for count in counts)
+    parts = (
+        [("first fifth", "first", 0, 0.2), ("last fifth", "last", 1, -0.2)] if compared else [("", "all", "bar", 0.0)]
+    )
+
+    def draw(axes: Any, palette: Palette) -> None:
+        for name, key, colour, shift in parts:
+            for y, count in enumerate(reversed(counts)):
+                value: Interval | None = getattr(count, key)
+                if value is None:
+                    continue
+                style = {"height": 0.36 if compared else 0.6, "color": palette[colour]}
+                axes.barh(y + shift, scale * value.mean, **style, label=name if y == 0 else None)
+                if math.isfinite(value.low):
+                    axes.hlines(y + shift, scale * value.low, scale * value.high, color=palette.ink, linewidth=1)
+        axes.set_yticks(range(len(counts)), [clean(count.name, 36) for count in reversed(counts)])
+        axes.grid(visible=False, axis="y")
+        if compared:
+            axes.legend()
+
+    return draw
 
 
 def _part(steps: Sequence[int] | None) -> NDArray[np.int64] | None:
@@ -122,7 +190,7 @@ def _sum_by_cluster(values: NDArray[np.float64], clusters: NDArray[np.int64]) ->
     return sums
 
 
-def category_counts(table: LensTable, context: Context) -> CategoryCounts | Unavailable:
+def category_counts(table: LensTable, context: Context) -> Findings | Unavailable:
     """Count categories and patterns in the completions of a run whose tokens are recorded."""
     texts = table.tokens["tokens"]
     lists = word_lists(context.option("categories", "lists", "") or None)
@@ -140,36 +208,3 @@ def category_counts(table: LensTable, context: Context) -> CategoryCounts | Unav
         clusters=table.completions.cluster[recorded],
         seed=context.seed,
     )
-
-
-def summary(result: CategoryCounts) -> str:
-    """Describe the counts in a sentence or two."""
-    each = ", ".join(f"{count.all.mean:.1f} {count.name}" for count in result.categories if count.all is not None)
-    text = f"A completion has {result.length.all:.1f} tokens: {each}."
-    changed = [count for count in (result.length, *result.categories) if count.change is not None and count.change.sign]
-    if result.length.change is None:
-        return text
-    if not changed:
-        return f"{text} From the first to the last fifth of the steps none of these changes significantly."
-    each = ", ".join(f"{count.name} {format_effect(count.change, '+.1f')}" for count in changed)
-    return f"{text} From the first to the last fifth of the steps these change: {each} tokens per completion."
-
-
-def tables(result: CategoryCounts) -> dict[str, Table]:
-    """Return tables of tokens by category and of completions by pattern."""
-
-    def table(first: str, counts: Sequence[Count], title: str, number: str) -> Table:
-        compared = any(count.change is not None for count in counts)
-        names = ["all steps", "first fifth", "last fifth", "change"] if compared else ["answers"]
-        rows: list[list[Cell]] = [
-            [count.name, count.all, *([count.first, count.last, effect_cell(count.change)] if compared else [])]
-            for count in counts
-        ]
-        return Table([first, *names], rows, title, number)
-
-    return {
-        "token_categories": table(
-            "category", (result.length, *result.categories), "Tokens of a completion, by category", ".2f"
-        ),
-        "response_patterns": table("pattern", result.patterns, "Share of completions that show a pattern", ".1%"),
-    }

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.lens import Context, Unavailable
+from explorl.analysis.charts import DASHED, DOTTED, RUNNING_MEAN_NOTE, Chart, Palette, course
+from explorl.analysis.lens import Context, Findings, Unavailable, series_table
 from explorl.analysis.lens_table import LensTable, NotRecorded
 from explorl.analysis.reward_stages import MIN_STEPS
 from explorl.metrics.quality import response_quality
 from explorl.stats import Cell, Table
-from explorl.stats.regression import Effect, binned, format_points, regression, trend
+from explorl.stats.interval import Effect, format_points
+from explorl.stats.regression import binned, regression, trend
 
 Floats = NDArray[np.float64]
 
@@ -20,32 +22,56 @@ DEFECTS = ("format violations", "repetitive", "language mixing")
 FORMAT = "reward/format"
 
 
-@dataclass(frozen=True)
-class Defect:
-    """The share of responses with a defect, by step."""
-
-    name: str
-    shares: Floats
-    change: Effect | None
-    """From the first to the last third of the steps; None if no response has the defect."""
-
-
-@dataclass(frozen=True)
-class Defects:
-    """All kinds of defects over the steps."""
-
-    steps: Floats
-    kinds: tuple[Defect, ...]
-
-
-def defects(table: LensTable, context: Context) -> Defects | Unavailable:
+def defects(table: LensTable, context: Context) -> Findings | Unavailable:
     """Return shares of malformed, repetitive and language-mixing responses: as logged, otherwise counted."""
     steps, shares = _curves(table)
     if len(steps) < MIN_STEPS:
         return Unavailable(f"the run has responses of {len(steps)} steps; the analysis needs {MIN_STEPS} or more")
-    return Defects(
-        steps, tuple(Defect(name, values, _change(steps, values, context.seed)) for name, values in shares.items())
-    )
+    changes = {name: _change(steps, values, context.seed) for name, values in shares.items()}
+    text = "; ".join(_describe(name, change) for name, change in changes.items())
+    sentence = f"{text[0].upper()}{text[1:]}."
+    rows: list[list[Cell]] = [
+        [name, float(shares[name].mean()), change, None if change is None else change.p]
+        for name, change in changes.items()
+    ]
+    dashes = ("-", DASHED, DOTTED)
+    marks = [course(steps, 100 * shares[name], index, name, dash=dashes[index]) for index, name in enumerate(DEFECTS)]
+    return Findings(
+        sentence,
+        {
+            "defects": Table(
+                ["defect", "mean share", "last third − first third", "p of 0"], rows, title="defects of responses"
+            ),
+            "defects-curve": series_table(
+                "defects of responses by step",
+                {"step": steps, **{f"{name} (share)": values for name, values in shares.items()}},
+            ),
+        },
+        [
+            Chart(
+                "defects", "Defects of completions", sentence + RUNNING_MEAN_NOTE, [*marks, _from_zero],
+                "training step", "completions (%)", legend="best",
+            )
+        ],
+        {
+            "steps": steps,
+            "kinds": [{"name": name, "shares": shares[name], "change": change} for name, change in changes.items()],
+        },
+    )  # fmt: skip
+
+
+def _describe(name: str, change: Effect | None) -> str:
+    """Describe how a defect changes over training."""
+    if change is None:
+        return f"no response with {name}" if name != "repetitive" else "no repetitive response"
+    verb = {1: "rise", -1: "fall", 0: "do not change significantly"}[change.sign]
+    noun = "repetitive responses" if name == "repetitive" else name
+    return f"{noun} {verb} ({format_points(change)} from the first to the last third)"
+
+
+def _from_zero(axes: Any, palette: Palette) -> None:
+    top = max(axes.get_ylim()[1], 1.0)
+    axes.set_ylim(-0.03 * top, top)
 
 
 def _change(steps: Floats, values: Floats, seed: int) -> Effect | None:
@@ -83,38 +109,4 @@ def _count(table: LensTable) -> tuple[Floats, dict[str, Floats]]:
     return steps.astype(float), {
         name: np.array([getattr(count, name.replace(" ", "_")) / count.responses for count in counts])
         for name in DEFECTS
-    }
-
-
-def defects_summary(result: Defects) -> str:
-    """Describe how each defect changes over training."""
-    parts = []
-    for kind in result.kinds:
-        if kind.change is None:
-            parts.append(f"no response with {kind.name}" if kind.name != "repetitive" else "no repetitive response")
-            continue
-        verb = {1: "rise", -1: "fall", 0: "do not change significantly"}[kind.change.sign]
-        noun = "repetitive responses" if kind.name == "repetitive" else kind.name
-        parts.append(f"{noun} {verb} ({format_points(kind.change.interval)} from the first to the last third)")
-    text = "; ".join(parts) + "."
-    return text[0].upper() + text[1:]
-
-
-def defects_tables(result: Defects) -> dict[str, Table]:
-    """Return tables of the changes and of the shares by step."""
-    rows: list[list[Cell]] = [
-        [kind.name, float(kind.shares.mean()), kind.change.interval if kind.change else None,
-         kind.change.p if kind.change else None]
-        for kind in result.kinds
-    ]  # fmt: skip
-    points: list[list[Cell]] = [
-        [float(step), *(float(kind.shares[index]) for kind in result.kinds)] for index, step in enumerate(result.steps)
-    ]
-    return {
-        "defects": Table(
-            ["defect", "mean share", "last third − first third", "p of 0"], rows, title="defects of responses"
-        ),
-        "defects-curve": Table(
-            ["step", *(f"{kind.name} (share)" for kind in result.kinds)], points, title="defects of responses by step"
-        ),
     }

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.lens import Context, Unavailable
+from explorl.analysis.charts import DASHED, RUNNING_MEAN_NOTE, Chart, course, rule
+from explorl.analysis.lens import Context, Finding, Findings, Unavailable, finding_table, series_table, values_of
 from explorl.analysis.lens_table import LensTable, NotRecorded
 from explorl.analysis.reward_stages import MIN_STEPS, rising_end
-from explorl.stats import Cell, Table
-from explorl.stats.regression import Effect, binned, regression, trend
+from explorl.stats.regression import binned, regression, trend
 
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class SignSplit:
-    """Entropy of positive and negative completions by step, and their difference in the rising stage."""
-
-    steps: Floats
-    positive: Floats
-    negative: Floats
-    rising_end: float
-    difference: Effect
-    """Mean of negative − positive (nats)."""
-    positive_slope: Effect
-    """Nats per 100 steps."""
-    negative_slope: Effect
-    slope_difference: Effect
-    """Negative − positive; below 0, the entropy of negative completions falls faster."""
-
-
-def sign_split(table: LensTable, context: Context) -> SignSplit | Unavailable:
+def sign_split(table: LensTable, context: Context) -> Findings | Unavailable:
     """Compare the entropy of positive and negative completions over the steps."""
     steps, positive, negative = sign_curves(table)
     end = min(rising_end(table, context), float(steps[-1]))
@@ -45,8 +26,46 @@ def sign_split(table: LensTable, context: Context) -> SignSplit | Unavailable:
         )
     t, up, down = binned(steps[rising], positive[rising], negative[rising])
     fits = [regression(trend(t / 100), values, context.seed) for values in (up, down, down - up)]
-    slopes = [fit.effect([0, 1, 0, 0]) for fit in fits]
-    return SignSplit(steps, positive, negative, end, fits[2].effect([1, 0, 0, 0]), *slopes)
+    difference, (up_slope, down_slope, slopes) = (
+        fits[2].effect([1, 0, 0, 0]),
+        (fit.effect([0, 1, 0, 0]) for fit in fits),
+    )
+    level = {
+        1: "Negative completions have more entropy than positive ones",
+        -1: "Positive completions have more entropy than negative ones",
+        0: "Positive and negative completions do not differ significantly in entropy",
+    }[difference.sign]
+    pace = {-1: "that of negative ones falls faster", 1: "that of negative ones falls more slowly",
+            0: "neither falls significantly faster"}[slopes.sign]  # fmt: skip
+    sentence = (
+        f"{level} (negative − positive {difference:+.3f} nats until step {end:.0f}); {pace} (slopes per 100 steps: "
+        f"negative {down_slope:+.3f}, positive {up_slope:+.3f}, difference {slopes:+.3f})."
+    )
+    findings = [
+        Finding("difference", "negative − positive", difference, "nats"),
+        Finding("positive_slope", "slope of positive", up_slope, "nats per 100 steps"),
+        Finding("negative_slope", "slope of negative", down_slope, "nats per 100 steps"),
+        Finding("slope_difference", "slope of negative − positive", slopes),
+    ]
+    marks = [course(steps, positive, 0, "positive"), course(steps, negative, 1, "negative", dash=DASHED)]
+    if end < steps[-1]:
+        marks.append(rule(end, "ink", "end of the rise", width=0.9))
+    return Findings(
+        sentence,
+        {
+            "signs": finding_table("entropy by sign, rising stage", findings),
+            "signs-curve": series_table(
+                "entropy by sign", {"step": steps, "positive (nats)": positive, "negative (nats)": negative}
+            ),
+        },
+        [
+            Chart(
+                "signs", "Entropy of positive and negative completions", sentence + RUNNING_MEAN_NOTE, marks,
+                "training step", "mean entropy (nats)", legend="best",
+            )
+        ],
+        {"steps": steps, "positive": positive, "negative": negative, "rising_end": end, **values_of(findings)},
+    )  # fmt: skip
 
 
 def sign_curves(table: LensTable) -> tuple[Floats, Floats, Floats]:
@@ -56,8 +75,8 @@ def sign_curves(table: LensTable) -> tuple[Floats, Floats, Floats]:
     """
     if "entropy" in table.tokens:
         entropy, signs = table.tokens["entropy"], table.completions.sign[table.tokens.completion]
-        first, positive = _means_by_step(table, entropy, signs > 0)
-        second, negative = _means_by_step(table, entropy, signs < 0)
+        first, positive = table.tokens.means_by_step(entropy, signs > 0)
+        second, negative = table.tokens.means_by_step(entropy, signs < 0)
     else:
         try:
             first, positive = table.curve("lens/entropy_positive")
@@ -69,46 +88,3 @@ def sign_curves(table: LensTable) -> tuple[Floats, Floats, Floats]:
     if not len(both):
         raise NotRecorded("no step has tokens of both positive and negative completions: all rewards are equal")
     return both, positive[np.isin(first, both)], negative[np.isin(second, both)]
-
-
-def _means_by_step(table: LensTable, values: Floats, selected: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    known = selected & np.isfinite(values)
-    steps, inverse = np.unique(table.tokens.step[known], return_inverse=True)
-    return steps.astype(float), np.bincount(inverse, values[known]) / np.maximum(np.bincount(inverse), 1)
-
-
-# ---------------------------------------------------------------------------- summary and tables
-def split_summary(result: SignSplit) -> str:
-    """Describe which sign has more entropy, and whose entropy falls faster."""
-    level = {
-        1: "Negative completions have more entropy than positive ones",
-        -1: "Positive completions have more entropy than negative ones",
-        0: "Positive and negative completions do not differ significantly in entropy",
-    }[result.difference.sign]
-    pace = {-1: "that of negative ones falls faster", 1: "that of negative ones falls more slowly",
-            0: "neither falls significantly faster"}[result.slope_difference.sign]  # fmt: skip
-    return (
-        f"{level} (negative − positive {result.difference.interval:+.3f} nats until step {result.rising_end:.0f}); "
-        f"{pace} (slopes per 100 steps: negative {result.negative_slope.interval:+.3f}, positive "
-        f"{result.positive_slope.interval:+.3f}, difference {result.slope_difference.interval:+.3f})."
-    )
-
-
-def split_tables(result: SignSplit) -> dict[str, Table]:
-    """Return tables of the effects and of the curves."""
-    rows: list[list[Cell]] = [
-        [name, effect.interval, effect.p]
-        for name, effect in (
-            ("negative − positive (nats)", result.difference),
-            ("slope of positive (nats per 100 steps)", result.positive_slope),
-            ("slope of negative (nats per 100 steps)", result.negative_slope),
-            ("slope of negative − positive", result.slope_difference),
-        )
-    ]
-    points: list[list[Cell]] = [
-        [float(s), float(p), float(n)] for s, p, n in zip(result.steps, result.positive, result.negative, strict=True)
-    ]
-    return {
-        "signs": Table(["measure", "value", "p of 0"], rows, title="entropy by sign, rising stage"),
-        "signs-curve": Table(["step", "positive (nats)", "negative (nats)"], points, title="entropy by sign"),
-    }

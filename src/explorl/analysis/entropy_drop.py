@@ -5,49 +5,28 @@ Token types are compared over the steps of the rising stage.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.lens import Context, Unavailable
+from explorl.analysis.charts import Chart, Palette, interval_rows, rule
+from explorl.analysis.lens import Context, Finding, Findings, Unavailable, finding_table, series_table, values_of
 from explorl.analysis.lens_table import LensTable
 from explorl.analysis.token_types import MIN_STEPS_SEEN, RESAMPLES, TokenTypes, resampled_effect, token_types
-from explorl.stats import Cell, Table
-from explorl.stats.crossed import holm
-from explorl.stats.regression import LEVEL, Effect, format_points
+from explorl.core.text import clean
+from explorl.stats import Cell, Interval, Table
+from explorl.stats.interval import LEVEL, Effect, format_points
+from explorl.stats.p_values import holm
 
 Floats = NDArray[np.float64]
 
 FASTEST = 0.2
 """Share of token types that count as those with the fastest entropy drop."""
-LISTED = 20
-"""Words in a table."""
-
-
-@dataclass(frozen=True)
-class EntropyDrop:
-    """The token types whose entropy falls fastest, and the signs of the completions they occur in."""
-
-    types: int
-    """Token types that are frequent enough."""
-    fastest: int
-    negative_share: Effect
-    """Share of negative completions among the occurrences of the fastest types in completions with a sign."""
-    all_share: float
-    """The same share for all types."""
-    excess: Effect
-    """The difference of the two shares."""
-    only_negative: int
-    """Types that occur in no positive completion."""
-    only_negative_slope: Effect | None
-    """Mean slope of those − mean slope of the others, over occurrences (nats per 100 steps)."""
-    texts: tuple[str, ...]
-    slopes: Floats
-    """Slopes of the types in `texts` in nats per 100 steps, fastest first."""
-    negatives: Floats
-    """Share of each type's occurrences in negative completions."""
-    counts: Floats
+LISTED, DRAWN = 20, 12
+"""Words in a table, and in a chart."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +41,12 @@ class WordChange:
     corrected: float | None
     """p value after Holm's correction for all types."""
 
-
-@dataclass(frozen=True)
-class Words:
-    """The words whose frequency rises most, and those whose entropy falls most."""
-
-    types: int
-    steps: tuple[int, int]
-    """First and last step of the rising stage, or of the run if there is no breakpoint."""
-    risen: tuple[WordChange, ...]
-    """Share of all tokens."""
-    fallen: tuple[WordChange, ...]
-    """Mean entropy (nats)."""
+    @property
+    def significant(self) -> bool:
+        return self.corrected is not None and self.corrected < LEVEL
 
 
-def fastest_drop(table: LensTable, context: Context) -> EntropyDrop | Unavailable:
+def fastest_drop(table: LensTable, context: Context) -> Findings | Unavailable:
     """Find the 20 % of token types with the fastest entropy drop.
 
     The slope of a type is fitted by least squares over its occurrences, in nats per 100 steps. Types whose entropy
@@ -109,18 +79,78 @@ def fastest_drop(table: LensTable, context: Context) -> EntropyDrop | Unavailabl
     only_negative = (sums["positive"][0] == 0) & (sums["negative"][0] > 0)
     first = order[0][falling[0]]
     signed = np.maximum(sums["positive"][0] + sums["negative"][0], 1e-9)
-    return EntropyDrop(
-        types=types.count,
-        fastest=len(first),
-        negative_share=resampled_effect(shares, blocks),
-        all_share=float(all_shares[0]),
-        excess=resampled_effect(shares - all_shares, blocks),
-        only_negative=int(only_negative.sum()),
-        only_negative_slope=_slope_difference(only_negative, slopes, sums["n"], blocks),
-        texts=tuple(types.texts[first]),
-        slopes=slopes[0, first],
-        negatives=sums["negative"][0, first] / signed[first],
-        counts=sums["n"][0, first],
+    share, excess = resampled_effect(shares, blocks), resampled_effect(shares - all_shares, blocks)
+    slope = _slope_difference(only_negative, slopes, sums["n"], blocks)
+    measures = [
+        Finding("negative_share", "negative share of the fastest types", share.times(1)),
+        Finding("all_share", "negative share of all types", float(all_shares[0])),
+        Finding("excess", "difference", excess),
+        Finding("only_negative", "types in negative answers alone", int(only_negative.sum())),
+        Finding("only_negative_slope", "their slope − that of the others", slope, "nats per 100 steps"),
+    ]
+    counts, negatives = sums["n"][0, first], sums["negative"][0, first] / signed[first]
+    columns = {
+        "token": [repr(text) for text in types.texts[first]],
+        "slope (nats per 100 steps)": slopes[0, first],
+        "share in negatives": negatives,
+        "seen": counts.astype(int),
+    }
+    results = values_of(measures) | {
+        "types": types.count, "fastest": len(first), "texts": tuple(types.texts[first]), "slopes": slopes[0, first],
+        "negatives": negatives, "counts": counts, "negative_share": share,
+    }  # fmt: skip
+    sentence = _describe_drop(results)
+    return Findings(
+        sentence,
+        {
+            "fastest": finding_table(
+                "tokens with the fastest entropy drop", measures if slope is not None else measures[:-1]
+            ),
+            "fastest-tokens": series_table("the token types whose entropy falls fastest", columns),
+        },
+        [_drop_chart(sentence, share, float(all_shares[0]))],
+        results,
+    )
+
+
+def _describe_drop(drop: Mapping[str, Any]) -> str:
+    """Describe in which completions the tokens with the fastest entropy drop occur."""
+    comparison = {1: "more than", -1: "less than", 0: "not significantly different from that"}[drop["excess"].sign]
+    text = (
+        f"Of the {drop['fastest']} token types (of {drop['types']}) whose entropy falls fastest, "
+        f"{drop['negative_share']:.1%} of occurrences are in negative completions: {comparison} of all types "
+        f"({drop['all_share']:.1%}; difference {format_points(drop['excess'])})."
+    )
+    slope = drop["only_negative_slope"]
+    if slope is None:
+        return f"{text} No frequent type occurs in negative completions alone."
+    pace = {-1: "faster than", 1: "more slowly than", 0: "not significantly faster than"}[slope.sign]
+    return (
+        f"{text} The entropy of the {drop['only_negative']} types in negative completions alone falls {pace} that of "
+        f"the others ({slope:+.3f} nats per 100 steps)."
+    )
+
+
+def _drop_chart(sentence: str, share: Interval, all_share: float) -> Chart:
+    """Return the chart of the signs of the completions with the fastest-dropping tokens, compared with all tokens."""
+
+    def bars(axes: Any, palette: Palette) -> None:
+        rows = [("fastest 20 %\nof token types", share.mean), ("all token types", all_share)]
+        for y, (_, value) in enumerate(rows):
+            axes.barh([y], [100 * value], height=0.55, color=palette.arms[1])
+            axes.barh([y], [100 - 100 * value], left=[100 * value], height=0.55, color=palette.arms[0])
+        for x, side, align in ((2, "negative", "left"), (98, "positive", "right")):
+            axes.text(x, 1, side, ha=align, va="center", color=palette.paper, fontsize=9, fontweight="bold")
+        ends = [[100 * (share.mean - max(share.low, 0.0))], [100 * (min(share.high, 1.0) - share.mean)]]
+        axes.errorbar([100 * share.mean], [0], xerr=ends, color=palette.ink, capsize=4, linewidth=1.4)
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        axes.set_ylim(1.6, -0.6)
+        axes.set_xlim(0, 100)
+        axes.grid(visible=False, axis="y")
+
+    caption = sentence + " Occurrences in positive and negative completions; bar: 95 % interval."
+    return Chart(
+        "fastest", "Where the fastest entropy drop happens", caption, [bars], "occurrences (%)", size=(4.8, 2.0)
     )
 
 
@@ -137,7 +167,7 @@ def _slope_difference(selected: NDArray[np.bool_], slopes: Floats, counts: Float
     return resampled_effect(means[0] - means[1], blocks)
 
 
-def words(table: LensTable, context: Context) -> Words | Unavailable:
+def words(table: LensTable, context: Context) -> Findings | Unavailable:
     """Compare frequency and entropy of token types between the last and the first third of the rising stage."""
     types = token_types(table, context)
     weights = types.resampled_steps(context.seed + 1, RESAMPLES)
@@ -156,11 +186,25 @@ def words(table: LensTable, context: Context) -> Words | Unavailable:
     both = (sums["n early"][0] >= MIN_STEPS_SEEN) & (sums["n late"][0] >= MIN_STEPS_SEEN)
     risen = _changes(types, frequency, np.ones(types.count, dtype=bool), counts, blocks)
     fallen = _changes(types, entropy, both, counts, blocks)
-    return Words(
-        types.count,
-        (int(types.steps[0]), int(types.steps[-1])),
-        tuple(sorted((w for w in risen if w.change.mean > 0), key=lambda w: -w.change.mean)[:LISTED]),
-        tuple(sorted((w for w in fallen if w.change.mean < 0), key=lambda w: w.change.mean)[:LISTED]),
+    risen = sorted((word for word in risen if word.change.mean > 0), key=lambda word: -word.change.mean)[:LISTED]
+    fallen = sorted((word for word in fallen if word.change.mean < 0), key=lambda word: word.change.mean)[:LISTED]
+    steps = int(types.steps[0]), int(types.steps[-1])
+    frequency_title = "words whose frequency rises most (share of tokens)"
+    return Findings(
+        f"Frequency rises most: {_significant_words(risen)}. Entropy falls most: {_significant_words(fallen)}.",
+        {
+            "words-frequency": _word_table(frequency_title, risen),
+            "words-entropy": _word_table("words whose entropy falls most (nats)", fallen),
+        },
+        [
+            *_word_chart(
+                "words-frequency", "Words whose frequency rises most", risen, steps, "change of share (points)"
+            ),
+            *_word_chart(
+                "words-entropy", "Words whose entropy falls most", fallen, steps, "change of mean entropy (nats)"
+            ),
+        ],
+        {"types": types.count, "steps": steps, "risen": risen, "fallen": fallen},
     )
 
 
@@ -184,68 +228,36 @@ def _changes(
     ]  # fmt: skip
 
 
-def drop_summary(result: EntropyDrop) -> str:
-    """Describe in which completions the tokens with the fastest entropy drop occur."""
-    comparison = {1: "more than", -1: "less than", 0: "not significantly different from that"}[result.excess.sign]
-    text = (
-        f"Of the {result.fastest} token types (of {result.types}) whose entropy falls fastest, "
-        f"{result.negative_share.interval:.1%} of occurrences are in negative completions: {comparison} of all types "
-        f"({result.all_share:.1%}; difference {format_points(result.excess.interval)})."
+def _significant_words(words: Sequence[WordChange]) -> str:
+    texts = [repr(word.text) for word in words if word.significant]
+    return ", ".join(texts[:8]) or "no significant change"
+
+
+def _word_table(title: str, words: Sequence[WordChange]) -> Table:
+    rows: list[list[Cell]] = [[repr(w.text), w.count, w.before, w.after, w.change, w.corrected] for w in words]
+    return Table(["token", "seen", "first third", "last third", "change", "p (Holm)"], rows, title, ".4f")
+
+
+def _word_chart(name: str, title: str, words: Sequence[WordChange], steps: tuple[int, int], x: str) -> list[Chart]:
+    """Return the chart of the words that change most; none without words."""
+    if not words:
+        return []
+    unit = x.split("(")[1][:-1]
+    scale = 100.0 if unit == "points" else 1.0
+    changes = [word.change.times(scale) for word in words]
+    significant = sum(word.significant for word in words)
+    caption = (
+        f"{title}, from the first to the last third of steps {steps[0]}–{steps[1]}: first {_quoted(words[0].text)} by "
+        f"{changes[0]:+.2f} {unit}; {significant or 'none'} of {len(words)} significant (filled; p < {LEVEL} after "
+        "Holm's correction for all token types). Bars: 95 % intervals."
     )
-    if result.only_negative_slope is None:
-        return f"{text} No frequent type occurs in negative completions alone."
-    slope = result.only_negative_slope
-    pace = {-1: "faster than", 1: "more slowly than", 0: "not significantly faster than"}[slope.sign]
-    return (
-        f"{text} The entropy of the {result.only_negative} types in negative completions alone falls {pace} that of "
-        f"the others ({slope.interval:+.3f} nats per 100 steps)."
-    )
+    shown, drawn = words[:DRAWN][::-1], changes[:DRAWN][::-1]
+    names, filled = [_quoted(word.text) for word in shown], [word.significant for word in shown]
+    marks = [interval_rows(names, drawn, [0] * len(shown), filled=filled), rule(0, "ink")]
+    return [Chart(name, title, caption, marks, x, size=(4.8, 0.9 + 0.22 * len(shown)))]
 
 
-def drop_tables(result: EntropyDrop) -> dict[str, Table]:
-    """Return tables of the shares and of the fastest types."""
-    rows: list[list[Cell]] = [
-        ["negative share of the fastest types", result.negative_share.interval, None],
-        ["negative share of all types", result.all_share, None],
-        ["difference", result.excess.interval, result.excess.p],
-        ["types in negative answers alone", result.only_negative, None],
-    ]
-    if result.only_negative_slope is not None:
-        rows.append(["their slope − that of the others (nats per 100 steps)", result.only_negative_slope.interval,
-                     result.only_negative_slope.p])  # fmt: skip
-    types: list[list[Cell]] = [
-        [repr(text), float(slope), float(share), int(count)]
-        for text, slope, share, count in zip(result.texts, result.slopes, result.negatives, result.counts, strict=True)
-    ]
-    columns = ["token", "slope (nats per 100 steps)", "share in negatives", "seen"]
-    return {
-        "fastest": Table(["measure", "value", "p of 0"], rows, title="tokens with the fastest entropy drop"),
-        "fastest-tokens": Table(columns, types, title="the token types whose entropy falls fastest"),
-    }
-
-
-def words_summary(result: Words) -> str:
-    """Name the significant words of both lists."""
-
-    def significant(changes: tuple[WordChange, ...]) -> str:
-        texts = [word.text for word in changes if word.corrected is not None and word.corrected < LEVEL]
-        return ", ".join(repr(text) for text in texts[:8]) if texts else "no significant change"
-
-    return f"Frequency rises most: {significant(result.risen)}. Entropy falls most: {significant(result.fallen)}."
-
-
-def words_tables(result: Words) -> dict[str, Table]:
-    """Return tables of both lists."""
-    columns = ["token", "seen", "first third", "last third", "change", "p (Holm)"]
-
-    def rows(changes: tuple[WordChange, ...]) -> list[list[Cell]]:
-        return [[repr(w.text), w.count, w.before, w.after, w.change.interval, w.corrected] for w in changes]
-
-    return {
-        "words-frequency": Table(
-            columns, rows(result.risen), title="words whose frequency rises most (share of tokens)", number=".4f"
-        ),
-        "words-entropy": Table(
-            columns, rows(result.fallen), title="words whose entropy falls most (nats)", number=".4f"
-        ),
-    }
+def _quoted(text: str) -> str:
+    """Return a token in quotes, with visible spaces and line ends, cut to 18 characters."""
+    visible = clean(text.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣"))
+    return f"“{visible if len(visible) <= 18 else visible[:17] + '…'}”"

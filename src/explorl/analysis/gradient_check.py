@@ -10,14 +10,13 @@ entropy, because both values are 0 up to rounding if the policy is certain.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from explorl.analysis.lens import Context, Unavailable
+from explorl.analysis.lens import Context, Findings, Unavailable, series_table
 from explorl.analysis.lens_table import LensTable
-from explorl.stats import Table
 
 COMPLETIONS, TOKENS = 4, 4
 """Completions that are checked, and tokens of each."""
@@ -84,7 +83,7 @@ def check_gradients(model: Any, sequences: Sequence[tuple[Sequence[int], Sequenc
     return GradientCheck(tuple(closed), tuple(autograd), str(weight.dtype).removeprefix("torch."))
 
 
-def gradient_check(table: LensTable, context: Context) -> GradientCheck | Unavailable:
+def gradient_check(table: LensTable, context: Context) -> Findings | Unavailable:
     """Check tokens of the run's latest completions."""
     completions, ids = table.completions, table.tokens["token_ids"]
     policy = context.policy
@@ -103,21 +102,22 @@ def gradient_check(table: LensTable, context: Context) -> GradientCheck | Unavai
             f"no completion has token ids within the vocabulary of {policy.name}; analyze the run with its own model"
         )
     try:
-        return check_gradients(policy.model, sequences, TOKENS)
+        return describe(check_gradients(policy.model, sequences, TOKENS))
     except ValueError as error:
         return Unavailable(str(error))
 
 
-def summary(check: GradientCheck) -> str:
-    """Describe the check in a sentence."""
-    text = (
+def describe(check: GradientCheck) -> Findings:
+    """Return the findings of a check."""
+    sentence = (
         f"On {len(check.closed)} tokens in {check.dtype}, the update size in closed form and autograd's gradient of "
         f"the LM head {'agree' if check.agrees else 'differ'}; largest difference {check.largest:.1e} of the largest."
     )
-    return text if check.agrees else f"{text} The model may cap or scale its logits, which the closed form ignores."
-
-
-def tables(check: GradientCheck) -> dict[str, Table]:
-    """Return a table of both values of each token."""
-    rows = [list(pair) for pair in zip(check.closed, check.autograd, strict=True)]
-    return {"gradient_check": Table(["closed form", "autograd"], rows, "Size of a token's gradient", ".6g")}
+    if not check.agrees:
+        sentence += " The model may cap or scale its logits, which the closed form ignores."
+    columns = {"closed form": check.closed, "autograd": check.autograd}
+    return Findings(
+        sentence,
+        {"gradient_check": series_table("Size of a token's gradient", columns, number=".6g")},
+        values=asdict(check),
+    )

@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorl.stats import Interval
-from explorl.stats.clusters import cluster_means
-from explorl.stats.regression import Effect
+from explorl.stats.distributions import fisher
+from explorl.stats.interval import Effect
+from explorl.stats.resample import cluster_means
 
 LEVEL = 0.05
 
@@ -142,29 +143,6 @@ def _wilson(successes: int, draws: int, confidence: float) -> tuple[float, float
     return p, max(0.0, centre - reach), min(1.0, centre + reach)
 
 
-def fisher(a: int, n: int, b: int, m: int) -> float:
-    """Return the two-sided p value of equal probabilities behind a/n and b/m, by Fisher's exact test (1935)."""
-    total = a + b
-    ways = [math.comb(n, x) * math.comb(m, total - x) for x in range(max(0, total - m), min(n, total) + 1)]
-    observed = math.comb(n, a) * math.comb(m, b)
-    return sum(way for way in ways if way <= observed) / sum(ways)
-
-
-def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """Return p values corrected so that at most the share `level` of those below a level are false findings.
-
-        p̃_(i) = min_{j ≥ i} min(1, m · p_(j) / j),   p_(1) ≤ … ≤ p_(m)
-
-    Benjamini and Hochberg 1995, for independent tests.
-    """
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    corrected, lowest = [1.0] * len(p_values), 1.0
-    for rank in range(len(order), 0, -1):
-        lowest = min(lowest, len(order) * p_values[order[rank - 1]] / rank)
-        corrected[order[rank - 1]] = lowest
-    return corrected
-
-
 def enough_samples(tokens: int) -> int:
     """Return the continuations per side needed to find a token that decides correctness, among this many tokens."""
     samples = 2
@@ -193,7 +171,7 @@ def group_impacts(
     """Return mean and squared impact of each group of tokens, and the differences between pairs of groups.
 
     ``clusters`` has a number for each completion of the run; those with the same number are resampled together
-    (`explorl.stats.clusters`).
+    (`explorl.stats.resample`).
     """
     names = [name for name in names if any(name in token.groups for token in tokens)]
     pairs = [pair for pair in pairs if set(pair) <= set(names)]

@@ -22,7 +22,7 @@ from explorl.core.text import clean
 from explorl.rollout import Engine, UnsupportedModel
 from explorl.rollout.requests import eos_token_ids
 from explorl.stats import Cell, Table
-from explorl.stats.clusters import effect_cell, format_effect
+from explorl.stats.interval import format_effect
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,7 @@ def tables(result: Impact) -> dict[str, Table]:
         [group.name, group.tokens, group.answers, group.found, group.mean, group.square] for group in result.groups
     ]
     compared: list[list[Cell]] = [
-        [difference.name, effect_cell(difference.mean), effect_cell(difference.square)]
-        for difference in result.comparisons
+        [difference.name, difference.mean, difference.square] for difference in result.comparisons
     ]
     return {
         "impact": Table(columns, tokens, "Impact of tokens"),

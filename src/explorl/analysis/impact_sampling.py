@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from explorl.analysis.impact import Continuation, Side, TokenImpact, benjamini_hochberg, fisher, newcombe
+from explorl.analysis.impact import Continuation, Side, TokenImpact, newcombe
 from explorl.core.text import clean
 from explorl.evaluation.sample import (
     AnyEngine,
@@ -16,6 +16,8 @@ from explorl.evaluation.sample import (
     verify_texts,
 )
 from explorl.rollout import SamplingParams
+from explorl.stats.distributions import fisher
+from explorl.stats.p_values import benjamini_hochberg
 from explorl.tasks import Problem, Task, opens_think
 
 MAX_TEXT = 2000

@@ -8,16 +8,18 @@ so low and high are relative to the step: by ln PPL minus its median over the co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.lens import Context, Unavailable
+from explorl.analysis.charts import Chart, Palette, interval_rows, rule
+from explorl.analysis.lens import Context, Findings, Unavailable, series_table
 from explorl.analysis.lens_table import LensTable
-from explorl.stats import Cell, Interval, Table
-from explorl.stats.clusters import cluster_means, cluster_sums, effect_cell, format_effect
-from explorl.stats.regression import Effect
+from explorl.stats import Cell, Table
+from explorl.stats.interval import format_effect
+from explorl.stats.resample import cluster_means, cluster_sums
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,30 +31,6 @@ TOP = 0.2
 BINS = 30
 MIN_COMPLETIONS = 5
 """Least completions of a step (in the median) for which the step's own median perplexity is used."""
-
-
-@dataclass(frozen=True)
-class Instances:
-    """Probability shifts of tokens in completions of low and high perplexity."""
-
-    edges: tuple[float, ...]
-    """Edges of the perplexity bins."""
-    top_tokens: tuple[float, ...]
-    """Share of the tokens with the largest shifts in each bin."""
-    all_tokens: tuple[float, ...]
-    """Share of all tokens in each bin."""
-    top_in_low: Interval | None
-    """Share of the tokens of low-perplexity completions that have the largest shifts."""
-    top_in_high: Interval | None
-    low_minus_high: Effect | None
-    shift_low: Interval | None
-    """Mean |Δp| in completions of low perplexity."""
-    shift_high: Interval | None
-    shift_low_minus_high: Effect | None
-    low_perplexity: tuple[float, float]
-    """Median perplexity of the two groups, low and high."""
-    tokens: int
-    answers: int
 
 
 def completion_perplexity(logps: Floats, completion: Ints, count: int) -> Floats:
@@ -96,7 +74,7 @@ def shifts_by_perplexity(
     clusters: Ints | None = None,
     *,
     seed: int = 0,
-) -> Instances | None:
+) -> Findings | None:
     """Analyse tokens with log π before and after an update; return None without such tokens.
 
     `step` and `clusters` have one value per completion; completions with the same cluster number are resampled
@@ -122,12 +100,76 @@ def shifts_by_perplexity(
     (shift_low, shift_high), (shift_difference,) = results[1]
     edges = _edges(perplexity[owner])
     medians = [float(np.median(perplexity[group == side])) if (group == side).any() else np.nan for side in (-1, 1)]
-    return Instances(
-        tuple(edges.tolist()),
-        _shares(perplexity[owner][top], edges),
-        _shares(perplexity[owner], edges),
-        low, high, difference, shift_low, shift_high, shift_difference,
-        (medians[0], medians[1]), len(owner), len(np.unique(owner)),
+    return _findings(
+        {
+            "edges": edges, "top_tokens": _shares(perplexity[owner][top], edges),
+            "all_tokens": _shares(perplexity[owner], edges), "top_in_low": low, "top_in_high": high,
+            "low_minus_high": difference, "shift_low": shift_low, "shift_high": shift_high,
+            "shift_low_minus_high": shift_difference, "low_perplexity": tuple(medians), "tokens": len(owner),
+            "answers": len(np.unique(owner)),
+        }
+    )  # fmt: skip
+
+
+def _findings(found: Mapping[str, Any]) -> Findings:
+    """Return the findings with these values."""
+    difference = found["low_minus_high"]
+    verdict = "are not significantly more or less common in completions of low perplexity than in those of high"
+    if difference is not None and difference.sign:
+        more = "more" if difference.mean > 0 else "less"
+        verdict = f"are {more} common in completions of low perplexity than in those of high"
+    sentence = (
+        f"The {TOP:.0%} of tokens with the largest probability shifts {verdict}: "
+        f"{format_effect(found['top_in_low'], '.1%')} of the tokens of the former and "
+        f"{format_effect(found['top_in_high'], '.1%')} of the latter, difference {format_effect(difference, '+.1%')}. "
+        f"Mean |Δp| differs by {format_effect(found['shift_low_minus_high'])}."
+    )
+    groups: list[list[Cell]] = [
+        ["median perplexity of answers", *found["low_perplexity"], None],
+        [f"share of tokens in the top {TOP:.0%} of shifts", found["top_in_low"], found["top_in_high"], difference],
+        ["mean |Δp|", found["shift_low"], found["shift_high"], found["shift_low_minus_high"]],
+    ]
+    edges, top_tokens, all_tokens = found["edges"], found["top_tokens"], found["all_tokens"]
+    bins = {"from": edges[:-1], "to": edges[1:], f"top {TOP:.0%} of shifts": top_tokens, "all tokens": all_tokens}
+
+    def histogram(axes: Any, palette: Palette) -> None:
+        shares = 100 * all_tokens, 100 * top_tokens
+        axes.stairs(shares[0], edges, color=palette.bar, label="all tokens", fill=True, alpha=0.45)
+        axes.stairs(shares[1], edges, color=palette.arms[1], linewidth=1.8, label=f"top {TOP:.0%} of |Δp|")
+        if edges[-1] > 3 * edges[0]:
+            axes.set_xscale("log")
+
+    distribution = (
+        f"Perplexity of the completions that contain the {TOP:.0%} of tokens with the largest probability shifts, and "
+        f"of the completions of all tokens; {found['tokens']:,} tokens of {found['answers']:,} completions."
+    )
+    share = (
+        "Share of the tokens of a completion that are among those with the largest shifts, with 95 % intervals over "
+        f"completions; the dashed line is the share expected by chance. Low minus high: "
+        f"{format_effect(difference, '+.1%')}."
+    )
+    names = [f"lowest {GROUP:.0%}\nof perplexity", f"highest {GROUP:.0%}\nof perplexity"]
+    rows = interval_rows(names, [found["top_in_low"], found["top_in_high"]], [0, 1], scale=100)
+    x = f"tokens of the group in the top {TOP:.0%} of |Δp| (%)"
+    return Findings(
+        sentence,
+        {
+            "instances": Table(
+                ["measure", f"lowest {GROUP:.0%}", f"highest {GROUP:.0%}", "difference"], groups, "Shifts by perplexity"
+            ),
+            "instance_perplexity": series_table("Perplexity of the answers of tokens", bins),
+        },
+        [
+            Chart(
+                "instances", "Perplexity where shifts are large", distribution, [histogram],
+                "perplexity of the completion", "tokens (%)", legend="best",
+            ),
+            Chart(
+                "instance_groups", "Large shifts by perplexity", share,
+                [rows, rule(100 * TOP, "quiet", dash="--", width=1)], x, size=(4.8, 2.0),
+            ),
+        ],
+        found,
     )  # fmt: skip
 
 
@@ -145,12 +187,12 @@ def _edges(perplexity: Floats) -> Floats:
     return np.exp(np.linspace(low, high if high > low else low + 0.1, BINS + 1))
 
 
-def _shares(perplexity: Floats, edges: Floats) -> tuple[float, ...]:
+def _shares(perplexity: Floats, edges: Floats) -> Floats:
     counts, _ = np.histogram(np.clip(perplexity, edges[0], edges[-1]), edges)
-    return tuple((counts / max(len(perplexity), 1)).tolist())
+    return counts / max(len(perplexity), 1)
 
 
-def instances(table: LensTable, context: Context) -> Instances | Unavailable:
+def instances(table: LensTable, context: Context) -> Findings | Unavailable:
     """Analyse a run's recorded tokens."""
     tokens = table.tokens
     logps, after = tokens["logp"], tokens["logp_after"]
@@ -160,47 +202,8 @@ def instances(table: LensTable, context: Context) -> Instances | Unavailable:
     )
     if result is None:
         return Unavailable("no token has a log-probability before and after an update")
-    if result.answers < 10:
+    if result["answers"] < 10:
         return Unavailable(
-            f"{result.answers} completions have recorded tokens; the lowest and highest 20 % need 10 or more"
+            f"{result['answers']} completions have recorded tokens; the lowest and highest 20 % need 10 or more"
         )
     return result
-
-
-def summary(result: Instances) -> str:
-    """Describe the result in two sentences."""
-    verdict = "are not significantly more or less common in completions of low perplexity than in those of high"
-    if result.low_minus_high is not None and result.low_minus_high.sign:
-        more = "more" if result.low_minus_high.mean > 0 else "less"
-        verdict = f"are {more} common in completions of low perplexity than in those of high"
-    return (
-        f"The {TOP:.0%} of tokens with the largest probability shifts {verdict}: "
-        f"{format_effect(result.top_in_low, '.1%')} of the tokens of the former and "
-        f"{format_effect(result.top_in_high, '.1%')} of the latter, difference "
-        f"{format_effect(result.low_minus_high, '+.1%')}. Mean |Δp| differs by "
-        f"{format_effect(result.shift_low_minus_high)}."
-    )
-
-
-def tables(result: Instances) -> dict[str, Table]:
-    """Return tables of the two groups and of the histogram."""
-    groups: list[list[Cell]] = [
-        ["median perplexity of answers", result.low_perplexity[0], result.low_perplexity[1], None],
-        [
-            f"share of tokens in the top {TOP:.0%} of shifts",
-            result.top_in_low,
-            result.top_in_high,
-            effect_cell(result.low_minus_high),
-        ],
-        ["mean |Δp|", result.shift_low, result.shift_high, effect_cell(result.shift_low_minus_high)],
-    ]
-    lower, upper = result.edges[:-1], result.edges[1:]
-    bins: list[list[Cell]] = [list(row) for row in zip(lower, upper, result.top_tokens, result.all_tokens, strict=True)]
-    return {
-        "instances": Table(
-            ["measure", f"lowest {GROUP:.0%}", f"highest {GROUP:.0%}", "difference"], groups, "Shifts by perplexity"
-        ),
-        "instance_perplexity": Table(
-            ["from", "to", f"top {TOP:.0%} of shifts", "all tokens"], bins, "Perplexity of the answers of tokens"
-        ),
-    }

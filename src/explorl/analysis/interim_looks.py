@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from explorl.stats.arm_differences import Differences, Paired, Values, estimate_mean, mean_interval, pooled_deviation
-from explorl.stats.crossed import holm
+from explorl.stats.p_values import holm
 from explorl.stats.sequential import (
     LEVEL,
     Design,

@@ -1,23 +1,23 @@
-"""Define an analysis of the lens: a function of a run's records, with a sentence, tables and drawings of its result.
+"""Define an analysis of the lens: a function of a run's records that returns `Findings`.
 
-A result is a frozen dataclass, or `Unavailable` with the reason why it cannot be computed; the other analyses still
-run. A custom analysis is an `Analysis` in a module, given to the command by its import path:
+It returns `Unavailable` with a reason if nothing can be computed; the other analyses still run. A custom analysis is an
+`Analysis` in a module, given to the command by its import path:
 
     explorl analyze RUN --only my_package.my_module:LENGTHS
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from explorl.analysis.charts import Chart, typeset
 from explorl.analysis.lens_table import LensTable, NotRecorded
 from explorl.core.plugins import PluginKind, is_object, safe_repr
 from explorl.models import Policy
-from explorl.stats import Table
+from explorl.stats import Cell, Table
 from explorl.tasks import Task
 
 
@@ -81,54 +81,84 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """A figure to draw: ``draw(figure, palette)`` fills a matplotlib figure with the colours of a palette."""
+class Finding:
+    """A number that an analysis found."""
 
     name: str
-    """Name of its file, such as ``stages``."""
-    title: str
-    caption: str
-    """Description of the figure, with the numbers that it shows."""
-    draw: Callable[[Any, Any], None]
-    size: tuple[float, float] = (4.8, 3.1)
-    """Width and height in inches."""
+    """Name by which code and analysis.json refer to it."""
+    label: str
+    """Name in tables."""
+    value: Cell
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an analysis found: in words, in numbers and in charts."""
+
+    sentence: str
+    """The result in a sentence or two."""
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    """Tables by file name; the one with a chart's name has the numbers of that chart."""
+    charts: Sequence[Chart] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Results by name, for other analyses and for analysis.json."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "caption", typeset(self.caption))
+        object.__setattr__(self, "sentence", typeset(self.sentence))
+        charts = tuple(replace(chart, caption=typeset(chart.caption)) for chart in self.charts)
+        object.__setattr__(self, "charts", charts)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
 
 
-def typeset(text: str) -> str:
-    """Return text with minus signs instead of hyphens in negative numbers, except in quotations."""
-    return re.sub(r"(?<![\w.'\"“-])-(?=\.?\d)", "−", text)
+def finding_table(
+    title: str,
+    findings: Sequence[Finding],
+    *,
+    columns: Sequence[str] = ("measure", "value", "p of 0"),
+    number: str = ".3f",
+) -> Table:
+    """Return a table with a row per finding: its name with the unit, its value and the p value of an effect."""
+    rows = [
+        [f"{each.label} ({each.unit})" if each.unit else each.label, each.value, getattr(each.value, "p", None)]
+        for each in findings
+    ]
+    return Table(columns, [row[: len(columns)] for row in rows], title, number)
 
 
-def _no_drawings(result: Any) -> Sequence[Drawing]:
-    return ()
+def series_table(title: str, series: Mapping[str, Iterable[Any]], *, number: str = ".3f") -> Table:
+    """Return a table of series side by side, by their names."""
+    return Table([*series], [list(row) for row in zip(*series.values(), strict=True)], title, number)
+
+
+def values_of(findings: Iterable[Finding]) -> dict[str, Any]:
+    """Return the values of findings by name."""
+    return {finding.name: finding.value for finding in findings}
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """A named analysis; `function` returns a frozen dataclass or `Unavailable`, and may raise `NotRecorded`."""
+    """A named analysis; `function` returns `Findings` or `Unavailable`, and may raise `NotRecorded`."""
 
     name: str
     title: str
-    function: Callable[[LensTable, Context], Any]
-    summary: Callable[[Any], str]
-    """Describes the result in a sentence or two."""
-    tables: Callable[[Any], Mapping[str, Table]]
-    """Returns tables of the numbers, by file name."""
-    drawings: Callable[[Any], Sequence[Drawing]] = _no_drawings
+    function: Callable[[LensTable, Context], Findings | Unavailable]
     lone: bool = False
     """True if it needs no training history, so that it also works for a lone checkpoint."""
     on_request: bool = False
     """True if it runs only when named, because it takes long."""
 
-    def run(self, table: LensTable, context: Context) -> Any:
-        """Return the result, or `Unavailable` if records are missing."""
+    def run(self, table: LensTable, context: Context) -> Findings | Unavailable:
+        """Return the findings, or `Unavailable` if records are missing."""
         try:
-            return self.function(table, context)
+            result = self.function(table, context)
         except NotRecorded as error:
             return Unavailable(str(error))
+        if not isinstance(result, Findings | Unavailable):
+            raise TypeError(f"the analysis returned a {type(result).__name__}; return Findings or Unavailable")
+        return result
 
 
 def find(name: str, analyses: Sequence[Analysis]) -> Analysis:

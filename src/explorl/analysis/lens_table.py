@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,12 @@ class Tokens:
         """Position in the completion ÷ its length, in [0, 1)."""
         return self.position / np.maximum(self.length, 1)
 
+    def means_by_step(self, values: Floats, selected: NDArray[np.bool_] | None = None) -> tuple[Floats, Floats]:
+        """Return steps and the mean of the values at each, of all tokens or of those selected; NaN is left out."""
+        known = np.isfinite(values) if selected is None else selected & np.isfinite(values)
+        steps, inverse = np.unique(self.step[known], return_inverse=True)
+        return steps.astype(float), np.bincount(inverse, values[known]) / np.maximum(np.bincount(inverse), 1)
+
     def _missing(self, name: str) -> str:
         """Return why a column is missing, and how to record it."""
         if not len(self):
@@ -181,8 +187,6 @@ class LensTable:
     tokens: Tokens
     lines: Sequence[Mapping[str, Any]] = ()
     """The training steps' lines of metrics.jsonl."""
-    evaluations: Mapping[int, float] = field(default_factory=dict)
-    """Held-out pass@1 by update."""
     notes: Sequence[str] = ()
     """Notes on files that could not be read."""
 
@@ -199,12 +203,7 @@ class LensTable:
 def read_run(folder: str | Path, *, most_tokens: int = MAX_TOKENS) -> LensTable:
     """Read the records of a run; raise `StoreError` if the folder is not a run."""
     store = RunStore.open(folder)
-    lines = [line for line in store.metrics() if line.get("kind") == "train" and "step" in line]
-    scores = {
-        int(line["step"]): float(line["pass@1"])
-        for line in store.metrics()
-        if line.get("kind") == "evaluation" and _is_number(line.get("pass@1"))
-    }
+    lines = [line for line in store.metrics("train") if "step" in line]
     paths, notes = _select_files(store, most_tokens)
     parts: list[_Part] = []
     for path in paths:
@@ -215,7 +214,7 @@ def read_run(folder: str | Path, *, most_tokens: int = MAX_TOKENS) -> LensTable:
             notes.append(f"{path.name} cannot be read and is left out: {reason}")
     completions, tokens = _join(parts, notes)
     tokens = replace(tokens, advice=Advice.of(store.config()))
-    return LensTable(store.folder.name, completions, tokens, lines, scores, tuple(notes))
+    return LensTable(store.folder.name, completions, tokens, lines, tuple(notes))
 
 
 def build_table(name: str, steps: Mapping[int, Mapping[str, Sequence[Any]]], **more: Any) -> LensTable:
@@ -384,6 +383,8 @@ def _is_number(value: Any) -> bool:
 
 def plain_values(value: Any) -> Any:
     """Return a result as JSON values: arrays as lists, NaN as None, anything unknown as text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain_values(asdict(value))
     if isinstance(value, np.ndarray):
         return plain_values(value.tolist())
     if isinstance(value, np.generic):

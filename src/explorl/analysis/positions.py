@@ -6,45 +6,22 @@ completions than in right ones. Each of these is a contrast here, with an interv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.lens import Context, Unavailable
+from explorl.analysis.charts import Chart, Mark, band, line
+from explorl.analysis.lens import Context, Finding, Findings, Unavailable, finding_table, series_table, values_of
 from explorl.analysis.lens_table import LensTable, NotRecorded
-from explorl.stats import Cell, Interval, Table
-from explorl.stats.clusters import cluster_means, cluster_sums, effect_cell, format_effect
-from explorl.stats.regression import Effect
+from explorl.stats import Interval
+from explorl.stats.interval import Effect, format_effect
+from explorl.stats.resample import cluster_means, cluster_sums
 
 BINS = 20
 EDGE = 0.2
 """Share of a completion that counts as its beginning, and as its end."""
-
-
-@dataclass(frozen=True)
-class PositionProfile:
-    """Entropy in nats by relative position; a bin without tokens is None."""
-
-    all: tuple[Interval | None, ...]
-    positive: tuple[Interval | None, ...]
-    negative: tuple[Interval | None, ...]
-    begin_minus_middle: Effect | None
-    end_minus_middle: Effect | None
-    end_negative_minus_positive: Effect | None
-    tokens: int
-    answers: int
-
-    @property
-    def bins(self) -> int:
-        """Number of bins."""
-        return len(self.all)
-
-    @property
-    def u_shaped(self) -> bool:
-        """True if both ends are significantly above the middle."""
-        ends = (self.begin_minus_middle, self.end_minus_middle)
-        return all(effect is not None and effect.sign > 0 for effect in ends)
 
 
 def entropy_by_position(
@@ -56,7 +33,7 @@ def entropy_by_position(
     clusters: NDArray[np.int64] | None = None,
     bins: int = BINS,
     seed: int = 0,
-) -> PositionProfile:
+) -> Findings:
     """Return the profile of tokens from one value of each array per token.
 
     `sign` is that of the token's completion (1, −1, or 0 for neither). `clusters` has a number per completion;
@@ -90,12 +67,98 @@ def entropy_by_position(
     contrasts[2, [first + 4, first + 3]] = 1, -1
     means, (begin, end, end_by_sign) = cluster_means(sums, counts, contrasts.tolist(), seed=seed)
     overall, positive, negative = (tuple(means[start : start + bins]) for start in (0, bins, 2 * bins))
-    return PositionProfile(
-        overall, positive, negative, begin, end, end_by_sign, len(entropy), len(np.unique(completion))
+    tokens, answers = len(entropy), len(np.unique(completion))
+    return _findings(overall, positive, negative, begin, end, end_by_sign, tokens=tokens, answers=answers)
+
+
+def _findings(
+    overall: Sequence[Interval | None],
+    positive: Sequence[Interval | None],
+    negative: Sequence[Interval | None],
+    begin: Effect | None,
+    end: Effect | None,
+    end_by_sign: Effect | None,
+    *,
+    tokens: int,
+    answers: int,
+) -> Findings:
+    """Return the findings of the profiles and contrasts."""
+    bins = len(overall)
+    contrasts = [
+        Finding("begin_minus_middle", f"first {EDGE:.0%} − middle", begin),
+        Finding("end_minus_middle", f"last {EDGE:.0%} − middle", end),
+        Finding("end_negative_minus_positive", f"last {EDGE:.0%}: negative − positive", end_by_sign),
+    ]
+    columns = {
+        "position": [f"{index / bins:.0%}–{(index + 1) / bins:.0%}" for index in range(bins)],
+        "entropy (nats)": overall,
+        "positive answers": positive,
+        "negative answers": negative,
+    }
+    caption = (
+        f"Mean token entropy in {bins} parts of a completion, with 95 % bands over {answers:,} completions "
+        f"({tokens:,} tokens). The first fifth minus the middle: {format_effect(begin)} nats; the last fifth minus the "
+        f"middle: {format_effect(end)}."
     )
+    marks = [
+        *_curve(overall, "ink", "all completions", "-"), *_curve(positive, 0, "positive", "--"),
+        *_curve(negative, 1, "negative", ":"), lambda axes, palette: axes.set_xlim(0, 100),
+    ]  # fmt: skip
+    return Findings(
+        _describe(begin, end, end_by_sign),
+        {
+            "positions": series_table("Entropy by position", columns),
+            "position_contrasts": finding_table(
+                "Beginning and end against the middle", contrasts, columns=("contrast", "entropy (nats)")
+            ),
+        },
+        [
+            Chart(
+                "positions", "Entropy by position", caption, marks, "relative position in the completion (%)",
+                "entropy (nats)", legend="best",
+            )
+        ],
+        {
+            "all": overall, "positive": positive, "negative": negative, **values_of(contrasts),
+            "tokens": tokens, "answers": answers,
+        },
+    )  # fmt: skip
 
 
-def positions(table: LensTable, context: Context) -> PositionProfile | Unavailable:
+def _curve(values: Sequence[Interval | None], colour: int | str, label: str, dash: str) -> list[Mark]:
+    """Return the curve of means by bin with its band; without a band if an interval is infinite."""
+    points = [(100 * (index + 0.5) / len(values), value) for index, value in enumerate(values) if value is not None]
+    if not points:
+        return []
+    x = [centre for centre, _ in points]
+    curve = line(x, [value.mean for _, value in points], colour, label, dash=dash, width=1.8)
+    if not all(math.isfinite(value.low) for _, value in points):
+        return [curve]
+    ends = [value.low for _, value in points], [value.high for _, value in points]
+    return [curve, band(x, *ends, colour, strength=0.18)]
+
+
+def _describe(begin: Effect | None, end: Effect | None, end_by_sign: Effect | None) -> str:
+    """Describe the profile in two sentences."""
+    ends = (begin, end)
+    shape = "is not significantly U-shaped"
+    if all(effect is not None and effect.sign > 0 for effect in ends):
+        shape = "is U-shaped"
+    if any(effect is not None and effect.sign < 0 for effect in ends):
+        shape = "is not U-shaped"
+    text = (
+        f"Entropy over the completion {shape}: the first {EDGE:.0%} minus the middle {format_effect(begin)} nats, the "
+        f"last {EDGE:.0%} minus the middle {format_effect(end)}."
+    )
+    if end_by_sign is None:
+        return text
+    verdict = "do not differ significantly from"
+    if end_by_sign.sign:
+        verdict = "have more entropy than" if end_by_sign.mean > 0 else "have less entropy than"
+    return f"{text} At the end negative completions {verdict} positive ones: {format_effect(end_by_sign)} nats."
+
+
+def positions(table: LensTable, context: Context) -> Findings | Unavailable:
     """Return the profile of a run's recorded tokens."""
     tokens = table.tokens
     entropy = tokens["entropy"]
@@ -108,9 +171,9 @@ def positions(table: LensTable, context: Context) -> PositionProfile | Unavailab
         clusters=table.completions.cluster,
         seed=context.seed,
     )
-    if not profile.tokens:
+    if not profile["tokens"]:
         return Unavailable("no token has a finite entropy")
-    if profile.answers < 2:
+    if profile["answers"] < 2:
         return Unavailable("only one completion has recorded tokens, which gives no interval; record 2 or more")
     return profile
 
@@ -121,41 +184,3 @@ def completion_signs(table: LensTable) -> NDArray[np.int64]:
         return table.completions.sign
     except NotRecorded:
         return np.zeros(len(table.completions), dtype=np.int64)
-
-
-def summary(profile: PositionProfile) -> str:
-    """Describe the profile in two sentences."""
-    shape = "is U-shaped" if profile.u_shaped else "is not significantly U-shaped"
-    ends = (profile.begin_minus_middle, profile.end_minus_middle)
-    if any(effect is not None and effect.sign < 0 for effect in ends):
-        shape = "is not U-shaped"
-    text = (
-        f"Entropy over the completion {shape}: the first {EDGE:.0%} minus the middle "
-        f"{format_effect(profile.begin_minus_middle)} nats, the last {EDGE:.0%} minus the middle "
-        f"{format_effect(profile.end_minus_middle)}."
-    )
-    difference = profile.end_negative_minus_positive
-    if difference is None:
-        return text
-    verdict = "do not differ significantly from"
-    if difference.sign:
-        verdict = "have more entropy than" if difference.mean > 0 else "have less entropy than"
-    return f"{text} At the end negative completions {verdict} positive ones: {format_effect(difference)} nats."
-
-
-def tables(profile: PositionProfile) -> dict[str, Table]:
-    """Return tables of entropy by bin and of the contrasts."""
-    rows: list[list[Cell]] = []
-    for index in range(profile.bins):
-        low, high = index / profile.bins, (index + 1) / profile.bins
-        rows.append([f"{low:.0%}–{high:.0%}", profile.all[index], profile.positive[index], profile.negative[index]])
-    columns = ["position", "entropy (nats)", "positive answers", "negative answers"]
-    contrasts: list[list[Cell]] = [
-        [f"first {EDGE:.0%} − middle", effect_cell(profile.begin_minus_middle)],
-        [f"last {EDGE:.0%} − middle", effect_cell(profile.end_minus_middle)],
-        [f"last {EDGE:.0%}: negative − positive", effect_cell(profile.end_negative_minus_positive)],
-    ]
-    return {
-        "positions": Table(columns, rows, "Entropy by position"),
-        "position_contrasts": Table(["contrast", "entropy (nats)"], contrasts, "Beginning and end against the middle"),
-    }

@@ -10,23 +10,24 @@ correlation 0.8), the runs of 40 in which it has a significant sign, resampling 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from explorl.analysis.categories import categories_of, word_lists
-from explorl.analysis.lens import Context, Unavailable
+from explorl.analysis.charts import DASHED, Chart, Palette, decades, interval_rows, line, rule
+from explorl.analysis.lens import Context, Finding, Findings, Unavailable, finding_table
 from explorl.analysis.lens_table import LensTable
 from explorl.analysis.positions import completion_signs
 from explorl.analysis.reward_stages import rising_end
-from explorl.analysis.token_types import block_resamples
 from explorl.stats import Cell, Interval, Table
-from explorl.stats.crossed import student_quantile
-from explorl.stats.regression import Effect
+from explorl.stats.distributions import student_quantile
+from explorl.stats.interval import Effect
+from explorl.stats.resample import resample, resampled_error, resampled_interval
 
 Floats = NDArray[np.float64]
 
@@ -35,6 +36,8 @@ SMALL = 0.06
 TOP = 0.2
 """Share of tokens that count as those with the largest |Δp|."""
 BINS = 10
+MIN_TICK_DISTANCE = 14
+"""Percentiles between two labels of a chart, so that the labels do not overlap."""
 MIN_CLUSTERS = 8
 MIN_TOKENS = 200
 RESAMPLES = 400
@@ -72,36 +75,12 @@ class CategoryUpdate:
     """Share of its tokens among the 20 % of all tokens with the largest |Δp|."""
 
 
-@dataclass(frozen=True)
-class Updates:
-    """How concentrated the changes of probability are."""
-
-    tokens: int
-    steps: tuple[int, int]
-    """First and last inspected step."""
-    plateau: bool
-    """True if these are the steps after a breakpoint."""
-    below: Interval
-    """Share of tokens with |Δp| < 0.06."""
-    concentration: Interval
-    """Share of all |Δp| in the 20 % of tokens with the largest |Δp|."""
-    positive: Effect | None
-    """Mean Δp in positive completions."""
-    negative: Effect | None
-    grid: Floats
-    """Values of |Δp| at which the distribution is evaluated."""
-    above: Floats
-    """Share of tokens with at least that |Δp|."""
-    bins: tuple[Bins, ...]
-    categories: tuple[CategoryUpdate, ...]
-
-
 def updates(
     table: LensTable,
     context: Context,
     *,
     categories: Callable[[Sequence[str]], Sequence[str]] | None = None,
-) -> Updates | Unavailable:
+) -> Findings | Unavailable:
     """Analyse changes of probability on the plateau, by entropy, update size G and token category.
 
     ``categories`` returns a category for each token of a completion, by default from the option ``categories.lists``.
@@ -131,23 +110,39 @@ def updates(
     quantities = [("entropy", "nats"), ("update_size", "")]
     steps = tokens.step[included]
     grid = np.geomspace(min(max(float(np.quantile(size, 0.02)), 1e-6), size.max() / 2), float(size.max()), 80)
-    return Updates(
-        tokens=int(included.sum()),
-        steps=(int(steps.min()), int(steps.max())),
-        plateau=plateau,
-        below=_share(clusters, size < SMALL),
-        concentration=_interval(clusters.ratio(size * top, size)),
-        positive=_signed(clusters, change[included], sign > 0),
-        negative=_signed(clusters, change[included], sign < 0),
-        grid=grid,
-        above=1 - np.searchsorted(np.sort(size), grid) / len(size),
-        bins=tuple(
-            _bins(clusters, size, tokens[name][included], name.replace("_", " "), unit)
-            for name, unit in quantities
-            if name in tokens and _varies(tokens[name][included])
-        ),
-        categories=_categories(clusters, size, top, _labels(table, included, categories)) if "tokens" in tokens else (),
+    below, concentration = _share(clusters, size < SMALL), _interval(clusters.ratio(size * top, size))
+    by_quantity = [
+        _bins(clusters, size, tokens[name][included], name.replace("_", " "), unit)
+        for name, unit in quantities
+        if name in tokens and _varies(tokens[name][included])
+    ]
+    by_category = _categories(clusters, size, top, _labels(table, included, categories)) if "tokens" in tokens else []
+    signed = {
+        "positive": _signed(clusters, change[included], sign > 0),
+        "negative": _signed(clusters, change[included], sign < 0),
+    }
+    first, last, count = int(steps.min()), int(steps.max()), int(included.sum())
+    phase = "on the plateau" if plateau else "over the whole run"
+    phase_and_steps = f"{phase} (steps {first}–{last})"
+    above = 1 - np.searchsorted(np.sort(size), grid) / len(size)
+    caption = (
+        f"{below:.2%} of {count:,} tokens {phase_and_steps} change their probability by less than {SMALL} in a step's "
+        f"updates; the 20 % that change most account for {concentration:.1%} of all change."
     )
+    return Findings(
+        _describe(phase_and_steps, below, concentration, by_quantity, signed),
+        _tables(below, concentration, by_quantity, signed, by_category),
+        [
+            _distribution_chart(caption, grid, above),
+            *(_bins_chart(bins, phase) for bins in by_quantity),
+            *([_category_chart(by_category, phase)] if by_category else []),
+        ],
+        {
+            "tokens": count, "steps": (first, last), "plateau": plateau, "below": below,
+            "concentration": concentration, **signed, "grid": grid, "above": above, "bins": by_quantity,
+            "categories": by_category,
+        },
+    )  # fmt: skip
 
 
 def _varies(values: Floats) -> bool:
@@ -161,18 +156,14 @@ class _Clusters:
     def __init__(self, table: LensTable, included: NDArray[np.bool_], seed: int) -> None:
         rng = np.random.default_rng(seed)
         steps, self._index = np.unique(table.tokens.step[included], return_inverse=True)
-        length = round(len(steps) ** 0.5)
-        if len(steps) // length >= MIN_CLUSTERS:
-            self.count = len(steps) / length
-            resampled = block_resamples(len(steps), length, RESAMPLES, rng)
-        else:
+        units, block = len(steps), round(len(steps) ** 0.5)
+        if units // block < MIN_CLUSTERS:
             groups, self._index = np.unique(
                 table.completions.cluster[table.tokens.completion[included]], return_inverse=True
             )
-            self.count = len(groups)
-            resampled = rng.multinomial(len(groups), np.full(len(groups), 1 / len(groups)), size=RESAMPLES).astype(
-                float
-            )
+            units, block = len(groups), 1
+        self.count = units / block
+        resampled = np.vstack([*resample(units, RESAMPLES, rng, block=block)])
         self._weights = np.concatenate([np.ones((1, resampled.shape[1])), resampled])
 
     def sums(self, values: Floats) -> Floats:
@@ -185,7 +176,7 @@ class _Clusters:
 
     def error(self, values: Floats) -> float:
         """Return the standard error of the first value from the spread of the others, corrected for few clusters."""
-        return float(values[1:].std(ddof=1)) * math.sqrt(self.count / max(self.count - 1, 1))
+        return resampled_error(values, self.count)
 
     def effect(self, values: Floats) -> Effect:
         """Return the first value as an effect, with its standard error."""
@@ -193,9 +184,8 @@ class _Clusters:
 
 
 def _interval(values: Floats) -> Interval:
-    mean = float(values[0])
-    low, high = np.quantile(values[1:], [0.025, 0.975])
-    return Interval(mean, min(float(low), mean), max(float(high), mean))
+    interval = resampled_interval(float(values[0]), values[1:])
+    return Interval(interval.mean, min(interval.low, interval.mean), max(interval.high, interval.mean))
 
 
 def _share(clusters: _Clusters, marks: NDArray[np.bool_]) -> Interval:
@@ -265,7 +255,7 @@ def _labels(
 
 def _categories(
     clusters: _Clusters, size: Floats, top: NDArray[np.bool_], labels: NDArray[np.object_]
-) -> tuple[CategoryUpdate, ...]:
+) -> list[CategoryUpdate]:
     overall = clusters.ratio(size, np.ones(len(size)))
     updates_by_category = []
     for name in sorted(set(labels)):
@@ -273,53 +263,122 @@ def _categories(
         mean = clusters.ratio(size * inside, inside)
         excess, in_top = clusters.effect(mean - overall), _interval(clusters.ratio(inside * top, inside))
         updates_by_category.append(CategoryUpdate(str(name), int(inside.sum()), _interval(mean), excess, in_top))
-    return tuple(sorted(updates_by_category, key=lambda update: -update.mean.mean))
+    return sorted(updates_by_category, key=lambda update: -update.mean.mean)
 
 
-# ---------------------------------------------------------------------------- summary and tables
-def updates_summary(result: Updates) -> str:
+# ---------------------------------------------------------------------------- words, tables and charts
+def _describe(
+    phase: str, below: Interval, concentration: Interval, bins: Sequence[Bins], signed: Mapping[str, Effect | None]
+) -> str:
     """Describe how concentrated the updates are, and what they are associated with."""
-    where = "On the plateau" if result.plateau else "Over the whole run"
     text = (
-        f"{where} (steps {result.steps[0]}–{result.steps[1]}), {result.below:.2%} of tokens change their probability "
-        f"by less than {SMALL}; the 20 % that change most have {result.concentration:.1%} of all change."
+        f"{phase[0].upper()}{phase[1:]}, {below:.2%} of tokens change their probability by less than {SMALL}; the 20 % "
+        f"that change most have {concentration:.1%} of all change."
     )
-    for bins in result.bins:
+    for each in bins:
         verb = {1: "increases with", -1: "decreases with", 0: "is not significantly correlated with"}
-        text += f" |Δp| {verb[bins.correlation.sign]} {bins.name} (Spearman {bins.correlation.interval:+.2f})."
-    for name, effect in (("positive", result.positive), ("negative", result.negative)):
+        text += f" |Δp| {verb[each.correlation.sign]} {each.name} (Spearman {each.correlation:+.2f})."
+    for name, effect in signed.items():
         if effect is not None:
             verb = {1: "gain", -1: "lose", 0: "do not significantly gain or lose"}
-            text += f" Tokens of {name} completions {verb[effect.sign]} probability ({effect.interval:+.4f})."
+            text += f" Tokens of {name} completions {verb[effect.sign]} probability ({effect:+.4f})."
     return text
 
 
-def updates_tables(result: Updates) -> dict[str, Table]:
+def _tables(
+    below: Interval,
+    concentration: Interval,
+    bins: Sequence[Bins],
+    signed: Mapping[str, Effect | None],
+    categories: Sequence[CategoryUpdate],
+) -> dict[str, Table]:
     """Return tables of the shares, of |Δp| by bins, and of |Δp| by category."""
-    rows: list[list[Cell]] = [
-        [f"share of tokens with |Δp| < {SMALL}", result.below, None],
-        ["share of all |Δp| in the top 20 % of tokens", result.concentration, None],
+    findings = [
+        Finding("below", f"share of tokens with |Δp| < {SMALL}", below),
+        Finding("concentration", "share of all |Δp| in the top 20 % of tokens", concentration),
+        *(Finding(name, f"mean Δp in {name} answers", value) for name, value in signed.items() if value is not None),
     ]
-    for name, effect in (("positive", result.positive), ("negative", result.negative)):
-        if effect is not None:
-            rows.append([f"mean Δp in {name} answers", effect.interval, effect.p])
-    for bins in result.bins:
-        rows.append([f"Spearman's correlation of |Δp| and {bins.name}", bins.correlation.interval, bins.correlation.p])
-        rows.append([f"share of all |Δp| in the top 20 % by {bins.name}", bins.top_share.interval, None])
+    for each in bins:
+        findings += [
+            Finding("correlation", f"Spearman's correlation of |Δp| and {each.name}", each.correlation),
+            Finding("top_share", f"share of all |Δp| in the top 20 % by {each.name}", each.top_share.times(1)),
+        ]
     bin_rows: list[list[Cell]] = [
-        [bins.name, float(bins.percentile[index]), float(bins.middle[index]), mean]
-        for bins in result.bins
-        for index, mean in enumerate(bins.means)
+        [each.name, float(each.percentile[index]), float(each.middle[index]), mean]
+        for each in bins
+        for index, mean in enumerate(each.means)
     ]
     category_rows: list[list[Cell]] = [
-        [update.category, update.tokens, update.mean, update.excess.interval, update.excess.p, update.in_top]
-        for update in result.categories
+        [each.category, each.tokens, each.mean, each.excess, each.excess.p, each.in_top] for each in categories
     ]
     columns = ["category", "tokens", "mean |Δp|", "difference to all tokens", "p of 0", "share in the top 20 %"]
     return {
-        "updates": Table(["measure", "value", "p of 0"], rows, title="changes of probability", number=".4f"),
-        "updates-bins": Table(
-            ["by", "percentile", "median", "mean |Δp|"], bin_rows, title="|Δp| by bins", number=".4f"
-        ),
-        "updates-categories": Table(columns, category_rows, title="|Δp| by token category", number=".4f"),
+        "updates": finding_table("changes of probability", findings, number=".4f"),
+        "updates-bins": Table(["by", "percentile", "median", "mean |Δp|"], bin_rows, "|Δp| by bins", ".4f"),
+        "updates-categories": Table(columns, category_rows, "|Δp| by token category", ".4f"),
     }
+
+
+def _distribution_chart(caption: str, grid: Floats, above: Floats) -> Chart:
+    """Return the chart of the share of tokens with at least some |Δp|."""
+    shown = above > 0
+
+    def axes_by_decades(axes: Any, palette: Palette) -> None:
+        note = {"xytext": (-4, -10), "textcoords": "offset points", "ha": "right", "fontsize": 8.5}
+        axes.annotate(f"|Δp| = {SMALL}", (SMALL, 100), **note)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for set_ticks, low, high in (
+            (axes.set_yticks, 100 * above[shown].min(), 100), (axes.set_xticks, grid[0], grid[-1])
+        ):  # fmt: skip
+            ticks = decades(low, high)
+            set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+
+    marks = [line(grid[shown], 100 * above[shown], 0), rule(SMALL, 1, dash=DASHED, width=1.4), axes_by_decades]
+    title = "How far updates move tokens"
+    return Chart("updates", title, caption, marks, "|Δp| of an update", "tokens at or above (%)")
+
+
+def _bins_chart(bins: Bins, phase: str) -> Chart:
+    """Return the chart of mean |Δp| by a quantity."""
+
+    def means(axes: Any, palette: Palette) -> None:
+        middle = np.array([mean.mean for mean in bins.means])
+        ends = np.abs(np.array([[mean.mean - mean.low, mean.high - mean.mean] for mean in bins.means]).T)
+        style = {"color": palette.arms[0], "marker": "o", "markersize": 5, "linewidth": 1.4, "capsize": 3}
+        axes.errorbar(bins.percentile, middle, yerr=ends, **style)
+        axes.set_ylim(bottom=0)
+        ticks = [len(middle) - 1]
+        for index in range(len(middle) - 2, -1, -1):
+            if bins.percentile[ticks[-1]] - bins.percentile[index] > MIN_TICK_DISTANCE:
+                ticks.append(index)
+        labels = [f"{bins.percentile[index]:.0f}\n{bins.middle[index]:.1g}" for index in ticks]
+        axes.set_xticks([bins.percentile[index] for index in ticks], labels)
+
+    caption = (
+        f"Mean |Δp| by {bins.name}, tokens {phase} in tenths (equal values together): Spearman's correlation "
+        f"{bins.correlation:+.2f}; the 20 % of tokens with the highest {bins.name} account for {bins.top_share:.0%} of "
+        "all change. Bars: 95 % intervals."
+    )
+    unit = f" ({bins.unit})" if bins.unit else ""
+    x = f"tokens by {bins.name}: percentile, below it the value{unit}"
+    return Chart(f"updates-{bins.name.replace(' ', '-')}", f"Change by {bins.name}", caption, [means], x, "mean |Δp|")
+
+
+def _category_chart(categories: Sequence[CategoryUpdate], phase: str) -> Chart:
+    """Return the chart of mean |Δp| by token category."""
+    means = "; ".join(f"{each.category} {each.mean:.4f}" for each in categories)
+    caption = (
+        f"Mean |Δp| by token category, {phase}: {means}. Bars: 95 % intervals; filled: differs significantly from the "
+        "mean of all tokens."
+    )
+    rows = categories[::-1]
+    names, filled = [each.category for each in rows], [each.excess.sign != 0 for each in rows]
+    marks = [interval_rows(names, [each.mean for each in rows], [0] * len(rows), filled=filled), _from_zero]
+    size = (4.8, 1.1 + 0.3 * len(categories))
+    return Chart("updates-categories", "Change by token category", caption, marks, "mean |Δp|", size=size)
+
+
+def _from_zero(axes: Any, palette: Palette) -> None:
+    axes.set_xlim(0, 1.05 * axes.get_xlim()[1])

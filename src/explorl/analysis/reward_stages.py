@@ -5,15 +5,19 @@ Deng et al. 2025, §3.2.2 and Figure 3a (stages); Cui et al. 2025 (R = −a·exp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.lens import Context, Unavailable
+from explorl.analysis.charts import DASHED, Chart, Palette, band, dots, line, rule, span
+from explorl.analysis.lens import Context, Finding, Findings, Unavailable, finding_table, series_table, values_of
 from explorl.analysis.lens_table import LensTable, NotRecorded
-from explorl.stats import Cell, Interval, Table
-from explorl.stats.regression import LEVEL, Effect, autoregression, binned, regression
+from explorl.stats import Interval
+from explorl.stats.interval import LEVEL
+from explorl.stats.regression import autoregression, binned, regression
+from explorl.stats.resample import resampled_interval
 
 Floats = NDArray[np.float64]
 
@@ -31,50 +35,7 @@ ACCURACY = "training accuracy"
 NAMES = dict.fromkeys(REWARD[:2], ACCURACY) | {"reward": "reward"}
 
 
-@dataclass(frozen=True)
-class Stages:
-    """A continuous two-piece line through a curve, or a single line that fits as well."""
-
-    measure: str
-    steps: Floats
-    values: Floats
-    fitted: Floats
-    """Fitted values of the two pieces if there is a breakpoint, else of the line."""
-    p: float
-    """p value of a single line: the share of simulated lines that two pieces improve on by as much."""
-    breakpoint: Interval | None
-    """Step at which the rise ends; None if a single line fits as well, or if the slope does not fall."""
-    before: Interval
-    """Slope of the first piece per 100 steps; that of the line if there is no breakpoint."""
-    after: Interval | None
-    """Slope of the second piece per 100 steps."""
-    rises: bool
-    """True if the first piece, or the line, rises significantly."""
-
-
-@dataclass(frozen=True)
-class EntropyLaw:
-    """R = −a·exp(H) + b by least squares over the steps."""
-
-    measure: str
-    steps: Floats
-    entropy: Floats
-    values: Floats
-    a: Effect
-    b: Effect
-    ceiling: Effect
-    """b − a: the fit extrapolated to an entropy of 0."""
-    limit: Interval | None
-    """The ceiling, clipped to [0, 1] for an accuracy; None if the extrapolation is outside that range."""
-    r_squared: float
-    grid: Floats
-    """Entropies at which the curve and its band are evaluated."""
-    curve: Floats
-    low: Floats
-    high: Floats
-
-
-def stages(table: LensTable, context: Context) -> Stages | Unavailable:
+def stages(table: LensTable, context: Context) -> Findings | Unavailable:
     """Find the rising and the plateau stage of a run's reward."""
     measure, steps, values = reward_curve(table)
     if (reason := _missing_data(measure, steps, values)) is not None:
@@ -83,24 +44,18 @@ def stages(table: LensTable, context: Context) -> Stages | Unavailable:
     return two_pieces(steps, values, measure=measure, seed=context.seed)
 
 
-def cached_stages(table: LensTable, context: Context) -> Stages | None:
-    """Return the stages of a run, computed once; None if they are unavailable."""
-    result: Stages | None = context.cached("stages", lambda: _stages_or_none(table, context))
-    return result
-
-
 def rising_end(table: LensTable, context: Context) -> float:
-    """Return the last step of the rising stage; infinity without a breakpoint."""
-    result = cached_stages(table, context)
-    return result.breakpoint.mean if result and result.breakpoint else float("inf")
+    """Return the last step of the rising stage, computed once; infinity without a breakpoint."""
 
+    def compute() -> float:
+        try:
+            result = stages(table, context)
+        except NotRecorded:
+            return float("inf")
+        breakpoint = result["breakpoint"] if isinstance(result, Findings) else None
+        return breakpoint.mean if breakpoint else float("inf")
 
-def _stages_or_none(table: LensTable, context: Context) -> Stages | None:
-    try:
-        result = stages(table, context)
-    except NotRecorded:
-        return None
-    return result if isinstance(result, Stages) else None
+    return float(context.cached("rising end", compute))
 
 
 def reward_curve(table: LensTable) -> tuple[str, Floats, Floats]:
@@ -128,7 +83,9 @@ def _is_accuracy(table: LensTable, rewards: Floats) -> bool:
     return bool(len(known)) and bool(np.isin(known, (0, 1)).all())
 
 
-def two_pieces(steps: Floats, values: Floats, *, measure: str = "reward", seed: int = 0, draws: int = DRAWS) -> Stages:
+def two_pieces(
+    steps: Floats, values: Floats, *, measure: str = "reward", seed: int = 0, draws: int = DRAWS
+) -> Findings:
     """Fit y = c + s·t + δ·max(t − τ, 0) + noise with the best τ, and test whether δ = 0.
 
     For each candidate τ the hinge is made orthogonal to the line, so that the reduction of squares is one product. The
@@ -149,21 +106,87 @@ def two_pieces(steps: Floats, values: Floats, *, measure: str = "reward", seed: 
     null = straight.fitted[:, None] + noise.simulate(len(steps), draws, rng)
     gain = hinges.gain(values[:, None])[0]
     p = float((1 + (hinges.gain(null) >= gain).sum()) / (1 + draws))
-    alone = _scaled(straight.effect([0, 1]))
     if p >= LEVEL:
-        rises = straight.effect([0, 1]).sign > 0
-        return Stages(measure, steps, values, straight.fitted, p, None, alone, None, rises)
+        alone = straight.effect([0, 1])
+        return _stages(measure, steps, values, straight.fitted, p, None, alone.times(100), None, rises=alone.sign > 0)
 
     simulated = fit.fitted[:, None] + noise.simulate(len(steps), draws, rng)
     indices, first, second = hinges.best(simulated)
     estimates = (float(fit.coefficients[1]), float(fit.coefficients[1] + fit.coefficients[2]))
-    slopes = [_percentiles(estimates[0], first), _percentiles(estimates[1], second)]
+    slopes = [
+        resampled_interval(mean, draws).times(100) for mean, draws in zip(estimates, (first, second), strict=True)
+    ]
     falls = estimates[0] > estimates[1]
     rises = float((first <= 0).mean()) < LEVEL / 2 and estimates[0] > 0
-    if not (falls and rises):  # the curve bends, but not from a rise to a flatter stage
-        return Stages(measure, steps, values, fit.fitted, p, None, slopes[0], slopes[1], rises)
-    tau = _percentiles(float(hinges.candidates[best[0]]), hinges.candidates[indices], 1.0)
-    return Stages(measure, steps, values, fit.fitted, p, tau, slopes[0], slopes[1], rises)
+    tau = resampled_interval(float(hinges.candidates[best[0]]), hinges.candidates[indices])
+    # a curve may also bend, but not from a rise to a flatter stage
+    return _stages(measure, steps, values, fit.fitted, p, tau if falls and rises else None, *slopes, rises=rises)
+
+
+def _stages(
+    measure: str,
+    steps: Floats,
+    values: Floats,
+    fitted: Floats,
+    p: float,
+    breakpoint: Interval | None,
+    before: Interval,
+    after: Interval | None,
+    *,
+    rises: bool,
+) -> Findings:
+    """Return the findings of the two pieces, or of the line; the slopes are per 100 steps."""
+    findings = [
+        Finding("breakpoint", "breakpoint", breakpoint, "step"),
+        Finding("p", "p of a single line", p),
+        Finding("before", "slope before" if after else "slope of the line", before, "per 100 steps"),
+        Finding("after", "slope after", after, "per 100 steps"),
+    ]
+    caption = sentence = _describe_stages(measure, p, breakpoint, before, after)
+    scale, unit = _scale_and_unit(measure)
+    marks = [
+        dots(steps, scale * values, "quiet", "each step"),
+        line(steps, scale * fitted, 0, "two pieces" if after is not None else "line"),
+    ]
+    if breakpoint is not None:
+        marks.append(span(breakpoint, 1, "its 95 % interval"))
+        marks.append(rule(breakpoint.mean, 1, "end of the rise", dash=DASHED, width=1.4))
+        caption += " Dashed: where the rise ends; band: its 95 % interval."
+    return Findings(
+        sentence,
+        {
+            "stages": finding_table("stages of the training", findings, columns=("measure", "value")),
+            "stages-curve": series_table(f"{measure} by step", {"step": steps, measure: values, "fitted": fitted}),
+        },
+        [Chart("stages", "Stages of the training", caption, marks, "training step", unit, legend="lower right")],
+        {"measure": measure, "steps": steps, "values": values, "fitted": fitted, "rises": rises, **values_of(findings)},
+    )
+
+
+def _describe_stages(
+    measure: str, p: float, breakpoint: Interval | None, before: Interval, after: Interval | None
+) -> str:
+    """Describe where the rise ends, or that there is no breakpoint."""
+    if breakpoint is None and after is not None:
+        return (
+            f"The {measure} bends (p = {p:.3f}), but not from a rise to a flatter stage: {before:+.3f} per 100 steps, "
+            f"then {after:+.3f}."
+        )
+    if breakpoint is None:
+        return (
+            f"No breakpoint: a single line fits as well (p = {p:.2f}); the {measure} changes by {before:+.3f} per 100 "
+            "steps."
+        )
+    p_text = f"≤ {p:.3f}" if p <= 1 / DRAWS * 1.01 else f"= {p:.3f}"
+    return (
+        f"The {measure} rises until step {breakpoint:.0f} by {before:+.3f} per 100 steps, then changes by "
+        f"{after:+.3f} (p of a single line {p_text})."
+    )
+
+
+def _scale_and_unit(measure: str) -> tuple[float, str]:
+    """Return the factor and the label with which charts show a reward: an accuracy in percent."""
+    return (100.0, f"{measure} (%)") if "accuracy" in measure else (1.0, measure)
 
 
 class _Hinges:
@@ -200,15 +223,6 @@ class _Hinges:
         return index, np.asarray(before), np.asarray(before + bend)
 
 
-def _percentiles(mean: float, draws: Floats, scale: float = 100.0) -> Interval:
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return Interval(scale * mean, scale * float(low), scale * float(high))
-
-
-def _scaled(effect: Effect) -> Interval:
-    return Interval(100 * effect.mean, 100 * effect.low, 100 * effect.high)
-
-
 def _missing_data(measure: str, steps: Floats, values: Floats) -> str | None:
     """Return why the curve cannot be analysed; None if it can."""
     if len(steps) < MIN_STEPS:
@@ -219,7 +233,7 @@ def _missing_data(measure: str, steps: Floats, values: Floats) -> str | None:
     return None
 
 
-def entropy_law(table: LensTable, context: Context) -> EntropyLaw | Unavailable:
+def entropy_law(table: LensTable, context: Context) -> Findings | Unavailable:
     """Fit reward as a function of the policy's entropy, over the whole run."""
     measure, steps, values = reward_curve(table)
     entropy_steps, entropy = entropy_curve(table)
@@ -237,13 +251,10 @@ def entropy_curve(table: LensTable) -> tuple[Floats, Floats]:
     try:
         return table.curve("entropy")
     except NotRecorded:
-        known = np.isfinite(table.tokens["entropy"])
-        steps, inverse = np.unique(table.tokens.step[known], return_inverse=True)
-        sums = np.bincount(inverse, table.tokens["entropy"][known])
-        return steps.astype(float), sums / np.bincount(inverse)
+        return table.tokens.means_by_step(table.tokens["entropy"])
 
 
-def fit_law(steps: Floats, entropy: Floats, values: Floats, *, measure: str = "reward", seed: int = 0) -> EntropyLaw:
+def fit_law(steps: Floats, entropy: Floats, values: Floats, *, measure: str = "reward", seed: int = 0) -> Findings:
     """Fit R to −exp(H) and 1 by least squares, with errors that allow for autocorrelation."""
     steps, entropy, values = binned(steps, entropy, values)
     fit = regression(np.stack([-np.exp(entropy), np.ones_like(entropy)], axis=1), values, seed)
@@ -252,85 +263,72 @@ def fit_law(steps: Floats, entropy: Floats, values: Floats, *, measure: str = "r
     low, high = fit.band(rows)
     curve = rows @ fit.coefficients
     ceiling = fit.effect([-1, 1])
-    limit: Interval | None = ceiling.interval
+    limit: Interval | None = ceiling.times(1)
     if measure == ACCURACY:
         curve, low, high = (np.clip(values_on_grid, 0.0, 1.0) for values_on_grid in (curve, low, high))
         clipped = Interval(ceiling.mean, max(ceiling.low, 0.0), min(ceiling.high, 1.0))
         limit = clipped if 0 <= ceiling.mean <= 1 else None
     residual = float(((values - fit.fitted) ** 2).sum())
     r_squared = 1 - residual / float(((values - values.mean()) ** 2).sum())
-    return EntropyLaw(
-        measure, steps, entropy, values, fit.effect([1, 0]), fit.effect([0, 1]), ceiling, limit, r_squared,
-        grid, curve, low, high,
-    )  # fmt: skip
-
-
-# ---------------------------------------------------------------------------- summaries and tables
-def stages_summary(result: Stages) -> str:
-    """Describe where the rise ends, or that there is no breakpoint."""
-    if result.breakpoint is None and result.after is not None:
-        return (
-            f"The {result.measure} bends (p = {result.p:.3f}), but not from a rise to a flatter stage: "
-            f"{result.before:+.3f} per 100 steps, then {result.after:+.3f}."
-        )
-    if result.breakpoint is None:
-        return (
-            f"No breakpoint: a single line fits as well (p = {result.p:.2f}); the {result.measure} changes by "
-            f"{result.before:+.3f} per 100 steps."
-        )
-    return (
-        f"The {result.measure} rises until step {result.breakpoint:.0f} by {result.before:+.3f} per 100 steps, "
-        f"then changes by {result.after:+.3f} (p of a single line {_p(result.p)})."
+    findings = [
+        Finding("a", "a", fit.effect([1, 0])),
+        Finding("b", "b", fit.effect([0, 1])),
+        Finding("ceiling", "b − a, the fit at H = 0", ceiling),
+    ]
+    series = {"steps": steps, "entropy": entropy, "values": values}
+    series |= {"grid": grid, "curve": curve, "low": low, "high": high}
+    results = {"measure": measure, "limit": limit, "r_squared": r_squared, **series, **values_of(findings)}
+    sentence = _describe_law(results)
+    return Findings(
+        sentence,
+        {
+            "law": finding_table("R = −a·exp(H) + b", findings, columns=("coefficient", "value", "p of 0")),
+            "law-points": series_table(
+                "entropy and reward by step", {"step": steps, "entropy (nats)": entropy, measure: values}
+            ),
+        },
+        [_law_chart(sentence, measure, series, limit)],
+        results,
     )
 
 
-def _p(value: float) -> str:
-    return f"≤ {value:.3f}" if value <= 1 / DRAWS * 1.01 else f"= {value:.3f}"
-
-
-def stages_tables(result: Stages) -> dict[str, Table]:
-    """Return tables of the fit and of the curve."""
-    rows: list[list[Cell]] = [
-        ["breakpoint (step)", result.breakpoint],
-        ["p of a single line", result.p],
-        ["slope before (per 100 steps)" if result.after else "slope of the line (per 100 steps)", result.before],
-        ["slope after (per 100 steps)", result.after],
-    ]
-    points: list[list[Cell]] = [
-        [float(step), float(value), float(fit)]
-        for step, value, fit in zip(result.steps, result.values, result.fitted, strict=True)
-    ]
-    return {
-        "stages": Table(["measure", "value"], rows, title="stages of the training"),
-        "stages-curve": Table(["step", result.measure, "fitted"], points, title=f"{result.measure} by step"),
-    }
-
-
-def law_summary(result: EntropyLaw) -> str:
+def _describe_law(law: Mapping[str, Any]) -> str:
     """Describe a, b and the ceiling."""
-    if result.limit is not None:
-        ceiling = f"the {result.measure} would be {result.limit:.3f}"
-    elif result.ceiling.mean > 1:
-        ceiling = f"this fit shows no ceiling below 1 for the {result.measure}"
+    measure = law["measure"]
+    if law["limit"] is not None:
+        ceiling = f"the {measure} would be {law['limit']:.3f}"
+    elif law["ceiling"].mean > 1:
+        ceiling = f"this fit shows no ceiling below 1 for the {measure}"
     else:
-        ceiling = f"this fit shows no {result.measure} above 0"
+        ceiling = f"this fit shows no {measure} above 0"
     text = (
-        f"R = −a·exp(H) + b with a = {result.a.interval:.3f} and b = {result.b.interval:.3f}; at an entropy of 0 "
-        f"{ceiling} (R² = {result.r_squared:.2f})."
+        f"R = −a·exp(H) + b with a = {law['a']:.3f} and b = {law['b']:.3f}; at an entropy of 0 {ceiling} "
+        f"(R² = {law['r_squared']:.2f})."
     )
-    return text if result.a.sign else text + " In this run a does not differ significantly from 0."
+    return text if law["a"].sign else text + " In this run a does not differ significantly from 0."
 
 
-def law_tables(result: EntropyLaw) -> dict[str, Table]:
-    """Return tables of the coefficients and of the points."""
-    rows: list[list[Cell]] = [
-        [name, effect.interval, effect.p]
-        for name, effect in (("a", result.a), ("b", result.b), ("b − a, the fit at H = 0", result.ceiling))
-    ]
-    points: list[list[Cell]] = [
-        [float(s), float(h), float(r)] for s, h, r in zip(result.steps, result.entropy, result.values, strict=True)
-    ]
-    return {
-        "law": Table(["coefficient", "value", "p of 0"], rows, title="R = −a·exp(H) + b"),
-        "law-points": Table(["step", "entropy (nats)", result.measure], points, title="entropy and reward by step"),
-    }
+def _law_chart(sentence: str, measure: str, series: Mapping[str, Floats], limit: Interval | None) -> Chart:
+    """Return the chart of entropy and reward at each step, with the fitted law and its ceiling."""
+    scale, unit = _scale_and_unit(measure)
+    values, curve, low, high = (scale * series[name] for name in ("values", "curve", "low", "high"))
+
+    def points(axes: Any, palette: Palette) -> None:
+        age = np.linspace(0.25, 0.9, len(values))
+        axes.scatter(series["entropy"], values, s=12, color=palette.quiet, alpha=age, linewidth=0)
+
+    def ceiling(axes: Any, palette: Palette) -> None:
+        if limit is not None:
+            top = scale * limit.mean
+            axes.plot([0], [top], marker="D", color=palette.arms[1], markersize=6, clip_on=False)
+            axes.annotate("ceiling b − a", (0, top), xytext=(8, 4), textcoords="offset points", fontsize=8.5)
+        shown = np.concatenate([values, curve])  # a wide band must not flatten the points
+        reach = float(np.ptp(shown))
+        axes.set_ylim(float(shown.min()) - 0.1 * reach, float(shown.max()) + 0.15 * reach)
+
+    caption = (
+        f"{sentence} Each point is a step, later ones are darker; line and band: the fit and the 95 % interval of its "
+        "mean, extended to H = 0."
+    )
+    marks = [points, line(series["grid"], curve, 0), band(series["grid"], low, high, 0), ceiling]
+    return Chart("law", "Entropy and reward", caption, marks, "entropy H (nats)", unit)

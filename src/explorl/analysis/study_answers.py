@@ -106,7 +106,7 @@ def sampled_rollouts(
     for arm, folder in runs.items():
         files = step_files(folder / "rollouts", ".parquet")
         for index, step in enumerate(evenly_spaced(sorted(files), STEPS)):
-            rows = _rows(files[step])
+            rows = rollout_rows(files[step])
             recorded = list(dict.fromkeys(row["prompt"] for row in rows if row.get("tokens")))
             prompts = recorded or list(dict.fromkeys(row["prompt"] for row in rows))
             shared = [prompt for prompt in prompts_at.get(index, []) if prompt in prompts]
@@ -115,7 +115,7 @@ def sampled_rollouts(
             prompts_at.setdefault(index, selected)
             training_step = math.ceil(step / iterations[arm])
             for prompt in selected:
-                completions = _fit([_completion(row, limit) for row in rows if row["prompt"] == prompt], share)
+                completions = _fit([browser_completion(row, limit) for row in rows if row["prompt"] == prompt], share)
                 rollouts.append(
                     {"arm": arm, "seed": seed, "step": training_step, "prompt": prompt, "answers": completions}
                 )
@@ -129,7 +129,8 @@ def evenly_spaced(items: Sequence[Any], count: int) -> list[Any]:
     return [items[round(index * (len(items) - 1) / (count - 1))] for index in range(count)]
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def rollout_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of rollouts, numbered."""
     columns = read_parquet(path)
     return [
         {**dict(zip(columns, row, strict=True)), "row": index}
@@ -137,7 +138,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _completion(row: Mapping[str, Any], limit: int) -> dict[str, Any]:
+def browser_completion(row: Mapping[str, Any], limit: float) -> dict[str, Any]:
+    """Return a row of a file of rollouts in the browser's form; a completion of `limit` tokens was cut off."""
     from explorl.tasks import Task
 
     recorded = bool(row.get("tokens"))
@@ -189,17 +191,21 @@ def _rounded(values: Sequence[float | None] | None, count: int) -> list[float | 
 
 def _fit(completions: list[dict[str, Any]], share: int) -> list[dict[str, Any]]:
     """Return completions within a share of the tokens, at least one, right and wrong ones in turn, in order."""
-    right, wrong = (
-        [index for index, completion in enumerate(completions) if bool(completion["correct"]) is flag]
-        for flag in (True, False)
-    )
-    longest = max(len(right), len(wrong))
-    turns = [indices[i] for i in range(longest) for indices in (right, wrong) if i < len(indices)]
     selected: list[int] = []
     used = 0
-    for index in turns:
+    for index in in_turns([bool(completion["correct"]) for completion in completions]):
         used += len(completions[index]["tokens"])
         if selected and used > share:
             break
         selected.append(index)
     return [completions[index] for index in sorted(selected)]
+
+
+def in_turns(correct: Sequence[bool]) -> list[int]:
+    """Return the indices of right and wrong completions in turn, a right one first."""
+    turns = {True: 0, False: 0}
+    ranked = []
+    for index, is_correct in enumerate(correct):
+        ranked.append((turns[is_correct], not is_correct, index))
+        turns[is_correct] += 1
+    return [index for _, _, index in sorted(ranked)]

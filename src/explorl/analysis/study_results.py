@@ -89,7 +89,7 @@ class ArmRun:
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         """The training steps' lines of metrics."""
-        return [line for line in RunStore(self.folder).metrics() if line.get("kind") == "train"]
+        return RunStore(self.folder).metrics("train")
 
     @cached_property
     def evaluations(self) -> dict[float, Scores]:

@@ -9,8 +9,6 @@ resampling single steps and blocks, are: 10 and 0 (60 steps, correlation 0.5 fro
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +16,8 @@ from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import LensTable, NotRecorded, number_keys
 from explorl.analysis.positions import completion_signs
 from explorl.analysis.reward_stages import MIN_STEPS, rising_end
-from explorl.stats.regression import Effect
+from explorl.stats.interval import Effect
+from explorl.stats.resample import resample, resampled_error
 
 Floats = NDArray[np.float64]
 
@@ -93,7 +92,7 @@ class TokenTypes:
         weights = np.zeros((1 + resamples, len(self.steps)))
         weights[0] = 1
         for third in np.array_split(np.arange(len(self.steps)), 3):
-            weights[1:, third] = block_resamples(len(third), round(len(third) ** 0.5), resamples, rng)
+            weights[1:, third] = np.vstack([*resample(len(third), resamples, rng, block=round(len(third) ** 0.5))])
         return weights
 
     @property
@@ -103,17 +102,9 @@ class TokenTypes:
         return third / round(third**0.5)
 
 
-def block_resamples(count: int, length: int, resamples: int, rng: np.random.Generator) -> Floats:
-    """Return how often each step is drawn in circular blocks (Politis and Romano 1992), resamples × count."""
-    starts = rng.integers(0, count, (resamples, -(-count // length)))
-    indices = (starts[:, :, None] + np.arange(length)).reshape(resamples, -1)[:, :count] % count
-    return np.array([np.bincount(row, minlength=count) for row in indices], dtype=np.float64)
-
-
 def resampled_effect(values: Floats, blocks: float) -> Effect:
     """Return the first value, with the spread of the others as its error: two thirds with this many blocks each."""
-    error = float(values[1:].std(ddof=1)) * math.sqrt(blocks / (blocks - 1))
-    return Effect.of(float(values[0]), error, 2 * (blocks - 1))
+    return Effect.of(float(values[0]), resampled_error(values, blocks), 2 * (blocks - 1))
 
 
 def token_types(table: LensTable, context: Context) -> TokenTypes:

@@ -16,8 +16,9 @@ from explorl.core.text import clean
 from explorl.evaluation import Evaluation
 from explorl.evaluation.completions import DIGEST
 from explorl.evaluation.results_folder import EvaluationFolder, load_evaluation
-from explorl.report.boundary_figures import figures, save
+from explorl.report.boundary_figures import charts
 from explorl.report.comparison_page import comparison_results
+from explorl.report.figures import save
 from explorl.report.study_page import write_report
 from explorl.stats import Table
 
@@ -53,7 +54,7 @@ def compare(
     evaluations = _common(evaluations) if common else _checked(evaluations)
     result = boundary(evaluations)
     target = Path(out)
-    paths = [path for name, figure in figures(result) for path in save(figure, target, name)]
+    paths = [path for chart in charts(result) for path in save(chart, target, chart.name)]
     comparison = EvaluationComparison(result, result.table(), result.differences_table(), target, paths)
     for ending in ("json", "csv", "tex"):
         comparison.table.write(target / f"table.{ending}")

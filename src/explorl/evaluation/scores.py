@@ -14,7 +14,7 @@ from explorl.metrics import answer_diversity
 from explorl.metrics.quality import REPETITIVE
 from explorl.stats import Cell, Interval, Table
 from explorl.stats.arm_differences import problem_interval
-from explorl.stats.bootstrap import CHUNK
+from explorl.stats.resample import CHUNK
 
 TEXT, CODE = "text", "code"
 

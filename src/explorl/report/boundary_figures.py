@@ -1,25 +1,21 @@
-"""Figures of a comparison of models: pass@k and its differences, bars with intervals, Venn diagram, UpSet plot."""
+"""Charts of a comparison of models: pass@k and its differences, bars with intervals, Venn diagram, regions."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from explorl.analysis.ability_boundary import Boundary
-from explorl.core.store import atomic_path
+from explorl.analysis.charts import Chart, Mark, Palette, PanelChart
 from explorl.metrics import set_regions
-from explorl.report.figures import COLOURS
+from explorl.report.figures import ARM_COLOURS
+from explorl.report.study_figures import LineStyle, Series, line_styles, lines, regions, regions_size
 from explorl.stats import Interval
 
-DASHES = ("-", "--", ":", "-.")
-MARKERS = "os^DvP"
-MAX_COLUMNS = 20
-"""Intersections that an UpSet plot shows; the smallest ones are left out."""
+MAX_REGIONS = 20
+"""Regions that are drawn; the smallest ones are left out."""
 ELLIPSES: Mapping[int, Sequence[tuple[float, float, float, float, float]]] = {
     2: [(0.36, 0.5, 0.56, 0.56, 0), (0.64, 0.5, 0.56, 0.56, 0)],
     3: [(0.38, 0.6, 0.5, 0.5, 0), (0.62, 0.6, 0.5, 0.5, 0), (0.5, 0.39, 0.5, 0.5, 0)],
@@ -28,118 +24,77 @@ ELLIPSES: Mapping[int, Sequence[tuple[float, float, float, float, float]]] = {
 }  # fmt: skip
 """Centre, width, height and angle of the ellipses of a Venn diagram in which every region exists (Venn 1880)."""
 
-_RC = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "explorl",
-    "text.parse_math": False,
-    "font.family": "sans-serif",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.25,
-}
 
-
-def figures(boundary: Boundary) -> Iterator[tuple[str, Any]]:
-    """Yield every figure of a comparison with its name, as matplotlib figures."""
-    yield "pass-at-k", curves(boundary, "pass")
+def charts(boundary: Boundary) -> Iterator[Chart]:
+    """Yield every chart of a comparison."""
+    yield curves(boundary, "pass")
     if boundary.samples > 1:
-        yield "maj-at-k", curves(boundary, "maj")
-    yield "pass-at-k-difference", difference_curves(boundary)
-    yield "answer-diversity", bars(boundary, {"distinct_answers": 1, "distinct_correct_answers": 1})
-    yield "unsolvable", venn(boundary) if len(boundary.names) <= 4 else upset(boundary)
+        yield curves(boundary, "maj")
+    yield difference_curves(boundary)
+    yield bars(boundary, "answer-diversity", {"distinct_answers": 1, "distinct_correct_answers": 1})
+    yield venn(boundary) if len(boundary.names) <= 4 else upset(boundary)
     tokens = [key for key in ("entropy", "branching") if all(scores[key] for scores in boundary.scores.values())]
     if tokens:
-        yield "entropy-and-branching", bars(boundary, dict.fromkeys(tokens, 1))
+        yield bars(boundary, "entropy-and-branching", dict.fromkeys(tokens, 1))
     quality = ("truncated", "format_violations", "redundancy", "language_mixing")
     available = [key for key in quality if all(key in scores for scores in boundary.scores.values())]
-    yield "responses", bars(boundary, {"mean_tokens": 1, **dict.fromkeys(available, 100)})
+    yield bars(boundary, "responses", {"mean_tokens": 1, **dict.fromkeys(available, 100)})
 
 
-def save(figure: Any, folder: Path, name: str) -> list[Path]:
-    """Write `name`.svg, with text as text, and `name`.png, and return their paths."""
-    import matplotlib
-
-    paths = [folder / f"{name}.svg", folder / f"{name}.png"]
-    with matplotlib.rc_context(_RC):
-        for path, metadata in zip(paths, ({"Date": None, "Creator": None}, {"Software": None}), strict=True):
-            with atomic_path(path) as temporary, warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Glyph")  # a glyph missing in the font is drawn as a box
-                figure.savefig(temporary, format=path.suffix[1:], dpi=150, metadata=metadata)
-    return paths
-
-
-@contextmanager
-def _figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> Iterator[tuple[Any, Any]]:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_RC):
-        figure = Figure(figsize=size, layout="constrained")
-        yield figure, figure.subplots(rows, columns, squeeze=False, **options)
-
-
-def _line_style(index: int) -> dict[str, Any]:
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
-        "marker": MARKERS[index % len(MARKERS)],
+def curves(boundary: Boundary, kind: str) -> Chart:
+    """Return the chart of pass@k or maj@k by k, with 95 % bands."""
+    series = {
+        name: _series({k: scores["pass@1" if k == 1 else f"{kind}@{k}"] for k in boundary.ks})
+        for name, scores in boundary.scores.items()
     }
 
-
-def _legend(figure: Any, names: Sequence[str], **options: Any) -> None:
-    """Draw the legend above the axes, with as many columns as the longest name allows."""
-    columns = max(1, min(len(names), int(80 // (max(map(len, names)) + 6))))
-    figure.legend(loc="outside upper center", ncols=columns, frameon=False, **options)
-
-
-def curves(boundary: Boundary, kind: str) -> Any:
-    """Return the figure of pass@k or maj@k by k, with 95 % bands."""
-    with _figure(1, 1, (7.2, 4.4)) as (figure, grid):
-        axes = grid[0, 0]
-        for index, (name, scores) in enumerate(boundary.scores.items()):
-            points = [(k, scores["pass@1" if k == 1 else f"{kind}@{k}"]) for k in boundary.ks]
-            _draw_curve(axes, [(k, value) for k, value in points if value is not None], name, _line_style(index))
-        _set_k_axis(axes, boundary.ks)
-        axes.set_ylabel(f"{kind}@k (%)")
+    def limits(axes: Any, palette: Palette) -> None:
         axes.set_ylim(bottom=max(0, axes.get_ylim()[0]), top=min(102, axes.get_ylim()[1]))
-        _legend(figure, boundary.names)
-    return figure
+
+    marks = [*_lines(boundary, series), limits]
+    title = f"{kind}@k by the number of samples"
+    return Chart(f"{kind}-at-k", title, f"{title}, with 95 % intervals over problems.", marks, X, f"{kind}@k (%)", SIZE)
 
 
-def _draw_curve(axes: Any, points: Sequence[tuple[int, Interval]], name: str, style: Mapping[str, Any]) -> None:
-    ks = [k for k, _ in points]
-    low, mean, high = (np.array([getattr(value, end) for _, value in points]) * 100 for end in ("low", "mean", "high"))
-    axes.fill_between(ks, low, high, color=style["color"], alpha=0.15, linewidth=0)
-    axes.plot(ks, mean, linewidth=2, markersize=5, label=name, **style)
-
-
-def _set_k_axis(axes: Any, ks: Sequence[int]) -> None:
-    from matplotlib.ticker import NullLocator
-
-    axes.set_xscale("log", base=2)
-    ticks = [k for k in ks if k == ks[-1] or ks[-1] / k >= 1.5]  # 512 and 640 would overlap
-    axes.set_xticks(ticks, [str(k) for k in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("k (samples per problem)")
-    axes.grid(True)
-
-
-def difference_curves(boundary: Boundary) -> Any:
-    """Return the figure of each model's difference in pass@k to the first, paired by problem."""
+def difference_curves(boundary: Boundary) -> Chart:
+    """Return the chart of each model's difference in pass@k to the first, paired by problem."""
     first, *others = boundary.names
     by_key = {(d.model, d.baseline, d.measure): d.difference for d in boundary.differences}
-    with _figure(1, 1, (7.2, 4.2)) as (figure, grid):
-        axes = grid[0, 0]
-        axes.axhline(0, color="0.4", linewidth=1)
-        for index, name in enumerate(others, start=1):
-            points = [(k, by_key[name, first, f"pass@{k}"]) for k in boundary.ks]
-            _draw_curve(axes, points, name, _line_style(index))
-        _set_k_axis(axes, boundary.ks)
-        axes.set_ylabel("difference in pass@k (points)")
-        axes.set_title(f"against {first}, paired by problem", fontsize=10)
-        _legend(figure, others)
-    return figure
+    series = {name: _series({k: by_key[name, first, f"pass@{k}"] for k in boundary.ks}) for name in others}
+    title = f"against {first}, paired by problem"
+
+    def title_and_zero(axes: Any, palette: Palette) -> None:
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, 0), max(high, 0))
+        axes.set_title(title, fontsize=10)
+
+    marks = [*_lines(boundary, series, zero=True), title_and_zero]
+    caption = f"Difference in pass@k {title}, with 95 % intervals over problems."
+    return Chart("pass-at-k-difference", title, caption, marks, X, "difference in pass@k (points)", SIZE)
+
+
+SIZE, X = (7.2, 4.4), "k (samples per problem)"
+
+
+def _series(values: Mapping[int, Interval | None]) -> Series:
+    """Return a curve in percent from intervals by k."""
+    points = {k: value.times(100) for k, value in values.items() if value is not None}
+    ends = ([getattr(value, end) for value in points.values()] for end in ("mean", "low", "high"))
+    return Series([*points], *ends)
+
+
+def _lines(boundary: Boundary, series: Mapping[str, Series], *, zero: bool = False) -> list[Mark]:
+    """Return the lines of models with a legend above the axes, with as many columns as the longest name allows."""
+    columns = max(1, min(len(series), int(80 // (max(map(len, series)) + 6))))
+
+    def legend(axes: Any, palette: Palette) -> None:
+        axes.figure.legend(loc="outside upper center", ncols=columns)
+
+    return [lines(series, _styles(boundary), zero=zero, powers_of_two=True), legend]
+
+
+def _styles(boundary: Boundary) -> dict[str, LineStyle]:
+    return line_styles(boundary.names, boundary.names[0])
 
 
 BAR_LABELS = {
@@ -155,58 +110,60 @@ BAR_LABELS = {
 }
 
 
-def bars(boundary: Boundary, measures: Mapping[str, float]) -> Any:
-    """Return a figure with a panel per measure, and in it a bar per model with its 95 % interval.
+def bars(boundary: Boundary, name: str, measures: Mapping[str, float]) -> Chart:
+    """Return a chart with a panel per measure, and in it a bar per model with its 95 % interval.
 
     `measures` maps each measure to the factor that its values are multiplied by.
     """
     columns = min(len(measures), 3)
     rows = -(-len(measures) // columns)
-    height = rows * (0.9 + 0.42 * len(boundary.names))
-    positions = np.arange(len(boundary.names))
-    width = 3.3 * columns + 0.075 * max(map(len, boundary.names))
-    with _figure(rows, columns, (width, max(height, 2.2)), sharey=True) as (figure, grid):
+    positions, styles = np.arange(len(boundary.names)), _styles(boundary)
+
+    def draw(figure: Any, palette: Palette) -> None:
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
         for axes in grid.flat[len(measures) :]:
             axes.remove()
         for axes, (key, scale) in zip(grid.flat, measures.items(), strict=False):
             values = [scores[key] for scores in boundary.scores.values()]
             low, mean, high = (np.array([getattr(v, end) for v in values]) * scale for end in ("low", "mean", "high"))
             for position, value, end in zip(positions, mean, high, strict=True):
-                hatch = "" if position < len(COLOURS) else "//"  # the colours repeat
-                colour = COLOURS[position % len(COLOURS)]
+                hatch = "" if position <= ARM_COLOURS else "//"  # the colours repeat
+                colour = palette[styles[boundary.names[position]].colour]
                 axes.barh(position, value, color=colour, alpha=0.85, height=0.62, hatch=hatch)
                 beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
                 axes.annotate(f"{value:.3g}", (end, position), **beside)
             has_width = high > low
             errors = np.maximum([mean - low, high - mean], 0)[:, has_width]
-            axes.errorbar(mean[has_width], positions[has_width], xerr=errors, fmt="none", ecolor="0.25", capsize=3)
+            bar_ends = {"fmt": "none", "ecolor": palette.ink, "capsize": 3}
+            axes.errorbar(mean[has_width], positions[has_width], xerr=errors, **bar_ends)
             axes.set_xlim(0, high.max() * 1.25 if high.max() > 0 else 1)
             axes.locator_params(axis="x", nbins=4)
             axes.set_yticks(positions, boundary.names)
             axes.set_xlabel(BAR_LABELS[key])
-            axes.grid(True, axis="x")
+            axes.grid(visible=False, axis="y")
         grid[0, 0].invert_yaxis()
-    return figure
+
+    size = 3.3 * columns + 0.075 * max(map(len, boundary.names)), max(rows * (0.9 + 0.42 * len(positions)), 2.2)
+    title = ", ".join(BAR_LABELS[key] for key in measures)
+    return PanelChart(name, title, f"{title}, with 95 % intervals over problems.", (), size=size, panels=draw)
 
 
 # ---------------------------------------------------------------- sets
 
 
-def venn(boundary: Boundary) -> Any:
+def venn(boundary: Boundary) -> Chart:
     """Return the Venn diagram of the problems that 2 to 4 models cannot solve, with the count of each region."""
-    from matplotlib.patches import Ellipse
+    sets, styles, title = boundary.unsolvable, _styles(boundary), _solved_by_all(boundary)
 
-    sets = boundary.unsolvable
-    with _figure(1, 1, (6.4, 5.4)) as (figure, grid):
-        axes = grid[0, 0]
+    def draw(axes: Any, palette: Palette) -> None:
+        from matplotlib.patches import Ellipse
+
         for index, (name, problems) in enumerate(sets.items()):
             x, y, width, height, angle = ELLIPSES[len(sets)][index]
-            style = {"facecolor": COLOURS[index], "edgecolor": COLOURS[index]}
-            axes.add_patch(Ellipse((x, y), width, height, angle=angle, alpha=0.22, linewidth=0, **style))
-            axes.add_patch(
-                Ellipse((x, y), width, height, angle=angle, fill=False, linewidth=2, edgecolor=COLOURS[index])
-            )
-            axes.plot([], [], "s", color=COLOURS[index], alpha=0.6, markersize=10, label=f"{name}: {len(problems)}")
+            colour = palette[styles[name].colour]
+            for style in ({"alpha": 0.22, "linewidth": 0}, {"fill": False, "linewidth": 2}):
+                axes.add_patch(Ellipse((x, y), width, height, angle=angle, facecolor=colour, edgecolor=colour, **style))
+            axes.plot([], [], "s", color=colour, alpha=0.6, markersize=10, label=f"{name}: {len(problems)}")
         centres = region_centres(list(sets))
         for members, region in set_regions(sets).items():
             x, y = centres[members]
@@ -214,9 +171,11 @@ def venn(boundary: Boundary) -> Any:
         axes.set_aspect("equal")
         axes.autoscale_view()
         axes.axis("off")
-        axes.set_title(_solved_by_all(boundary), fontsize=10)
-        _legend(figure, [f"{name}: {len(problems)}" for name, problems in sets.items()])
-    return figure
+        axes.set_title(title, fontsize=10)
+        axes.figure.legend(loc="outside upper center", ncols=max(1, min(len(sets), int(80 // (longest + 6)))))
+
+    longest = max(len(f"{name}: {len(problems)}") for name, problems in sets.items())
+    return Chart("unsolvable", "Unsolved problems", f"{title[0].upper()}{title[1:]}.", [draw], size=(6.4, 5.4))
 
 
 def _solved_by_all(boundary: Boundary) -> str:
@@ -254,44 +213,24 @@ def _inside(x: np.ndarray, y: np.ndarray, ellipse: tuple[float, float, float, fl
     return np.asarray((along / width) ** 2 + (across / height) ** 2 < 0.25)
 
 
-def upset(boundary: Boundary) -> Any:
-    """Return the UpSet plot (Lex et al. 2014) of the problems that exactly the marked models cannot solve."""
+def upset(boundary: Boundary) -> Chart:
+    """Return the chart of the problems that exactly the marked models cannot solve, for any number of models."""
     names, counts = boundary.names, boundary.overlaps()
-    shown = list(counts.items())[:MAX_COLUMNS]
-    columns, rows = np.arange(len(shown)), np.arange(len(names))
-    size = (2.6 + 0.42 * max(len(shown), 4) + 0.09 * max(map(len, names)), 2.6 + 0.34 * len(names))
-    ratios = {"height_ratios": [2.2, 0.34 * len(names)], "width_ratios": [1.6, 0.42 * max(len(shown), 4)]}
-    with _figure(2, 2, size, gridspec_kw=ratios) as (figure, grid):
-        grid[0, 0].axis("off")
-        top, left, matrix = grid[0, 1], grid[1, 0], grid[1, 1]
-        rectangles = top.bar(columns, [count for _, count in shown], color="0.35", width=0.62)
-        top.bar_label(rectangles, fontsize=9, padding=2)
-        top.set_xlim(-0.6, max(len(shown), 4) - 0.4)
-        top.set_xticks([])
-        top.set_ylabel("problems")
-        rest = len(counts) - len(shown)
-        figure.suptitle(_solved_by_all(boundary) + (f"; {rest} smaller sets not shown" if rest else ""), fontsize=10)
+    styles = _styles(boundary)
+    shown = [([name for name in names if name in members], count) for members, count in counts.items()][:MAX_REGIONS]
+    rest = len(counts) - len(shown)
+    title = _solved_by_all(boundary) + (f"; {rest} smaller sets not shown" if rest else "")
+    bars_and_markers = regions(shown, names, styles, "problems")
 
-        sizes = [len(boundary.unsolvable[name]) for name in names]
-        colours = [COLOURS[index % len(COLOURS)] for index in rows]
-        left.barh(rows, sizes, color=colours, alpha=0.85, height=0.6)
-        for row, count in zip(rows, sizes, strict=True):
-            left.text(count + 0.04 * max(*sizes, 1), row, str(count), ha="right", va="center", fontsize=9)
-        left.set_xlim(max(*sizes, 1) * 1.3, 0)
-        left.set_xlabel("unsolved")
-        left.set_yticks([])
-        left.spines["left"].set_visible(False)
+    def draw(figure: Any, palette: Palette) -> None:
+        bars_and_markers(figure, palette)
+        for name in names:
+            colour, marker = palette[styles[name].colour], styles[name].marker
+            label = f"{name}: {len(boundary.unsolvable[name])}"
+            figure.axes[0].plot([], [], marker, color=colour, markersize=7, label=label)
+        figure.suptitle(title, fontsize=10)
+        figure.legend(loc="outside lower center")
 
-        for column, (members, _) in enumerate(shown):
-            marked = [row for row, name in enumerate(names) if name in members]
-            matrix.plot([column] * len(rows), rows, "o", color="0.88", markersize=8, linestyle="none")
-            matrix.plot([column] * len(marked), marked, "o-", color="0.2", markersize=8, linewidth=2)
-        matrix.set_xlim(top.get_xlim())
-        matrix.set_yticks(rows, names)
-        matrix.set_xticks([])
-        matrix.tick_params(length=0)
-        for spine in matrix.spines.values():
-            spine.set_visible(False)
-        for axes in (left, matrix):
-            axes.set_ylim(len(names) - 0.5, -0.5)
-    return figure
+    width, height = regions_size(len(shown))
+    size = max(width, 7.2), height + 0.6 + 0.19 * len(names)
+    return PanelChart("unsolvable", "Unsolved problems", f"{title[0].upper()}{title[1:]}.", (), size=size, panels=draw)

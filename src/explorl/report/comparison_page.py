@@ -10,8 +10,7 @@ from explorl.analysis.ability_boundary import Boundary
 from explorl.analysis.study_answers import error_breakdown
 from explorl.analysis.verdicts import arm_verdict
 from explorl.stats import Interval
-from explorl.stats.arm_differences import NO_SPREAD
-from explorl.stats.crossed import holm
+from explorl.stats.p_values import holm
 
 UNITS: Mapping[str, tuple[str, str, bool | None]] = {
     "distinct_answers": ("distinct answers per problem", "", None),
@@ -43,11 +42,7 @@ def comparison_results(
     arms = [
         {
             "name": name,
-            "measures": {
-                key: _with_floor(key, value, len(boundary.problems))
-                for key, value in boundary.scores[name].items()
-                if value is not None
-            },
+            "measures": {key: _ends(value) for key, value in scores.items() if value is not None},
             "differences": None if name == baseline else differences.get(name, {}),
             "verdict": arm_verdict(
                 None if name == baseline else differences.get(name, {}),
@@ -58,15 +53,12 @@ def comparison_results(
             ),
             "pass_at_k": {
                 "k": ks,
-                **{
-                    end: [getattr(boundary.scores[name][f"pass@{k}"], end) for k in ks]
-                    for end in ("mean", "low", "high")
-                },
+                **{end: [getattr(scores[f"pass@{k}"], end) for k in ks] for end in ("mean", "low", "high")},
                 "band": "95 % interval over problems",
             },
             "errors": error_breakdown(samples.get(name, ())),
         }
-        for name in boundary.names
+        for name, scores in boundary.scores.items()
     ]
     return {
         "kind": "comparison",
@@ -86,17 +78,8 @@ def comparison_results(
     }
 
 
-def _with_floor(key: str, value: Interval, problems: int) -> dict[str, Any]:
-    """Return a score with its interval.
-
-    If a share is the same for all problems, its interval is widened by 3 / problems (the rule of three).
-    """
-    ends = {"mean": value.mean, "low": value.low, "high": value.high}
-    share = key.startswith(("pass@", "maj@", "avg@")) or UNITS.get(key, ("", "", None))[1] == "%"
-    if value.low < value.high or not share or problems < 2:
-        return ends
-    reach = 3 / problems
-    return ends | {"low": max(0.0, value.mean - reach), "high": min(1.0, value.mean + reach), "note": NO_SPREAD}
+def _ends(interval: Interval) -> dict[str, float]:
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
 
 
 def _differences(boundary: Boundary, baseline: str) -> dict[str, dict[str, dict[str, Any]]]:
@@ -107,6 +90,5 @@ def _differences(boundary: Boundary, baseline: str) -> dict[str, dict[str, dict[
         by_model = {entry.model: entry for entry in paired if entry.measure == key}
         corrected = holm({name: entry.p for name, entry in by_model.items()})
         for name, entry in by_model.items():
-            ends = {"mean": entry.difference.mean, "low": entry.difference.low, "high": entry.difference.high}
-            result[name][key] = {**ends, "p": entry.p, "p_corrected": corrected[name]}
+            result[name][key] = {**_ends(entry.difference), "p": entry.p, "p_corrected": corrected[name]}
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def lens_results(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def _last_step(folder: Path) -> int:
-    return max((line.get("step", 0) for line in RunStore(folder).metrics() if line.get("kind") == "train"), default=0)
+    return max((line.get("step", 0) for line in RunStore(folder).metrics("train")), default=0)
 
 
 def lens_sections(results: Mapping[str, Any]) -> list[PageSection]:
@@ -58,47 +58,47 @@ def _stored_results(folder: Path, last_step: int) -> list[dict[str, Any]]:
     stored = read_json(folder / "analysis.json")
     if stored["last_step"] < last_step:
         raise ValueError(f"{folder} was written at step {stored['last_step']}, and the run is at {last_step}")
-    results = []
-    for name, entry in stored["analyses"].items():
-        pictures = [
-            {
-                "title": figure["title"],
-                "caption": figure["caption"],
-                "svg": _page_element((folder / figure["svg"]).read_text(encoding="utf-8")),
-                "numbers": _numbers(figure["name"], entry["tables"]),
-            }
-            for figure in entry.get("figures") or []
-        ]
-        if pictures:
-            results.append({"name": file_name(name), "title": entry["title"], "pictures": pictures})
-    return results
+    return _results(
+        stored["analyses"], lambda figure: _page_element((folder / figure["svg"]).read_text(encoding="utf-8"))
+    )
 
 
 def _computed_results(folder: Path) -> list[dict[str, Any]]:
     """Run the analyses that need only records."""
-    from explorl.analysis.lens import Context
+    from explorl.analysis.lens import Context, Findings
     from explorl.analysis.lens_table import read_run
-    from explorl.report.lens_render import page_svg
+    from explorl.report.figures import page_svg
     from explorl.report.run_analyses import outcome_entry, run_analyses, select_analyses
 
     if not _has_token_records(folder):
         return []
     table = read_run(folder, most_tokens=MAX_TOKENS)
-    results = []
-    for outcome in run_analyses(table, Context(), select_analyses()):
-        entry = outcome_entry(outcome)
-        if entry["available"] and entry["figures"]:
-            pictures = [
+    outcomes = run_analyses(table, Context(), select_analyses())
+    results = [outcome.result for outcome in outcomes if isinstance(outcome.result, Findings)]
+    charts = {chart.name: chart for result in results for chart in result.charts}
+    entries = {outcome.analysis.name: outcome_entry(outcome) for outcome in outcomes}
+    return _results(entries, lambda figure: page_svg(charts[figure["name"]], figure["name"]))
+
+
+def _results(entries: Mapping[str, Any], svg_of: Callable[[Mapping[str, Any]], str]) -> list[dict[str, Any]]:
+    """Return what the page shows of each analysis with figures."""
+    return [
+        {
+            "name": file_name(name),
+            "title": entry["title"],
+            "pictures": [
                 {
-                    "title": drawing.title,
-                    "caption": drawing.caption,
-                    "svg": page_svg(drawing, drawing.name),
-                    "numbers": _numbers(drawing.name, entry["tables"]),
+                    "title": figure["title"],
+                    "caption": figure["caption"],
+                    "svg": svg_of(figure),
+                    "numbers": _numbers(figure["name"], entry["tables"]),
                 }
-                for drawing in outcome.analysis.drawings(outcome.result)
-            ]
-            results.append({"name": file_name(outcome.analysis.name), "title": entry["title"], "pictures": pictures})
-    return results
+                for figure in entry["figures"]
+            ],
+        }
+        for name, entry in entries.items()
+        if entry.get("figures")
+    ]
 
 
 def _has_token_records(folder: Path) -> bool:

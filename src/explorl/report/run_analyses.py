@@ -8,7 +8,6 @@ analysis/
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from explorl.analysis.lens import Analysis, Context, Unavailable, find, typeset
+from explorl.analysis.built_in import ANALYSES
+from explorl.analysis.lens import Analysis, Context, Findings, Unavailable, find
 from explorl.analysis.lens_table import LensTable, NotRecorded, plain_values, read_run
 from explorl.core.config import TaskSettings
 from explorl.core.store import (
     RunStore,
     StoreError,
-    atomic_path,
     cleaned,
     file_name,
     read_json,
@@ -31,8 +30,7 @@ from explorl.core.store import (
     write_text,
 )
 from explorl.models import ModelError, Policy, load_policy
-from explorl.report.lens_analyses import ANALYSES
-from explorl.report.lens_render import file_png, file_svg
+from explorl.report.figures import save
 from explorl.tasks import Task, get_task
 
 FOLDER = "analysis"
@@ -46,16 +44,14 @@ class AnalysisOutcome:
     """The result of one analysis."""
 
     analysis: Analysis
-    result: Any
+    result: Findings | Unavailable
     failed: bool = False
     """True if the analysis raised an error or got a bad option; False if only records were missing."""
 
     @property
     def summary(self) -> str:
         """The result in words, or the reason why there is none."""
-        if isinstance(self.result, Unavailable):
-            return self.result.reason
-        return typeset(self.analysis.summary(self.result))
+        return self.result.reason if isinstance(self.result, Unavailable) else self.result.sentence
 
 
 def select_analyses(only: Sequence[str] = (), *, lone: bool = False) -> list[Analysis]:
@@ -79,8 +75,6 @@ def run_analyses(table: LensTable, context: Context, analyses: Iterable[Analysis
     for analysis in analyses:
         try:
             outcome = AnalysisOutcome(analysis, analysis.run(table, context))
-            if not isinstance(outcome.result, Unavailable):  # an error in these is a failure of the analysis too
-                _ = outcome.summary, analysis.tables(outcome.result), analysis.drawings(outcome.result)
         except Exception as error:
             outcome = _failed_outcome(analysis, error)
         outcomes.append(outcome)
@@ -272,45 +266,38 @@ def _file_names(entry: Mapping[str, Any]) -> set[str]:
 
 def _write_files(folder: Path, outcome: AnalysisOutcome) -> dict[str, Any]:
     """Write the files of an outcome, and return its entry for analysis.json."""
-    entry = outcome_entry(outcome)
-    if not entry["available"]:
+    entry, result = outcome_entry(outcome), outcome.result
+    if isinstance(result, Unavailable):
         return entry
-    for drawing, figure in zip(outcome.analysis.drawings(outcome.result), entry["figures"], strict=True):
-        write_text(folder / figure["svg"], file_svg(drawing))
-        with atomic_path(folder / figure["png"]) as temporary:
-            temporary.write_bytes(file_png(drawing))
-    for name, table in outcome.analysis.tables(outcome.result).items():
+    for chart in result.charts:
+        save(chart, folder, file_name(chart.name))
+    for name, table in result.tables.items():
         write_text(folder / entry["tables"][name]["csv"], table.to_csv())
     return entry
 
 
 def outcome_entry(outcome: AnalysisOutcome) -> dict[str, Any]:
     """Return the outcome as plain values, as analysis.json stores it."""
-    entry: dict[str, Any] = {"title": outcome.analysis.title, "available": not isinstance(outcome.result, Unavailable)}
-    if not entry["available"]:
-        return {**entry, "reason": outcome.summary}
-    drawings = outcome.analysis.drawings(outcome.result)
+    result = outcome.result
+    if isinstance(result, Unavailable):
+        return {"title": outcome.analysis.title, "available": False, "reason": result.reason}
     return {
-        **entry,
-        "summary": outcome.summary,
+        "title": outcome.analysis.title,
+        "available": True,
+        "summary": result.sentence,
         "figures": [
             {
-                "name": drawing.name, "title": drawing.title, "caption": drawing.caption,
-                "svg": f"{file_name(drawing.name)}.svg", "png": f"{file_name(drawing.name)}.png",
+                "name": chart.name, "title": chart.title, "caption": chart.caption,
+                "svg": f"{file_name(chart.name)}.svg", "png": f"{file_name(chart.name)}.png",
             }
-            for drawing in drawings
+            for chart in result.charts
         ],
         "tables": {
             name: {
                 "title": table.title, "csv": f"{file_name(name)}.csv", "columns": list(table.columns),
                 "rows": table.texts()[:MAX_ROWS],
             }
-            for name, table in outcome.analysis.tables(outcome.result).items()
+            for name, table in result.tables.items()
         },
-        "result": _plain_result(outcome.result),
+        "result": plain_values(result.values),
     }  # fmt: skip
-
-
-def _plain_result(result: Any) -> Any:
-    is_instance = dataclasses.is_dataclass(result) and not isinstance(result, type)
-    return plain_values(dataclasses.asdict(result)) if is_instance else None

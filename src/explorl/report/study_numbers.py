@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from explorl.analysis.verdicts import is_significant
+
 NOTHING = "–"
-ALPHA = 0.05
+INFERENCE = ("low", "high", "p_corrected")
+"""The values of a difference that decide whether it is significant."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,9 @@ def difference_mark(difference: Mapping[str, Any] | None, higher_is_better: bool
     A difference is significant if its interval excludes zero and its corrected p is below 0.05; with one seed there is
     no p.
     """
-    if not difference:
+    if not difference or not is_significant({key: finite_or_none(difference.get(key)) for key in INFERENCE}):
         return None
-    low, high = finite_or_none(difference.get("low")), finite_or_none(difference.get("high"))
-    p = finite_or_none(difference.get("p_corrected"))
-    if low is None or high is None or low <= 0 <= high or p is None or p >= ALPHA:
-        return None
-    up = low > 0
+    up = difference["low"] > 0
     if higher_is_better is None:
         return DifferenceMark("▲" if up else "▼", "higher" if up else "lower")
     return DifferenceMark("▲" if up else "▼", "better" if up == higher_is_better else "worse")

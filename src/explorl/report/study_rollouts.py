@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from explorl.analysis.categories import CATEGORIES, categories_of
+from explorl.analysis.study_answers import in_turns
 from explorl.core.text import clean
 from explorl.report.rollout_shapes import blocks, lineage
 from explorl.report.study_numbers import finite_or_none
@@ -151,16 +152,10 @@ def _compact_side(side: Mapping[str, Any]) -> dict[str, Any]:
         "correct": int(side.get("correct") or 0),
         "count": int(side.get("count") or 0),
         "texts": [
-            [clean(str(text), MAX_CHARACTERS), bool(correct)]
-            for text, correct in _mixed_continuations(texts, MAX_CONTINUATIONS)
+            [clean(str(texts[index][0]), MAX_CHARACTERS), bool(texts[index][1])]
+            for index in sorted(in_turns([bool(correct) for _, correct in texts])[:MAX_CONTINUATIONS])
         ],
     }
-
-
-def _mixed_continuations(texts: Sequence[Any], count: int) -> list[Any]:
-    """Return up to `count` continuations, correct and wrong ones balanced."""
-    entries = _mixed([{"correct": text[1], "text": text} for text in texts], count)
-    return [entry["text"] for entry in entries]
 
 
 def _record_keys(completion: Mapping[str, Any]) -> list[str]:
@@ -224,13 +219,8 @@ def _mixed(completions: list[dict[str, Any]], count: int) -> list[dict[str, Any]
     """Return `count` of the completions in their order, chosen alternately among correct and wrong ones."""
     if count >= len(completions):
         return completions
-    turns = {True: 0, False: 0}
-    ranked = []
-    for index, completion in enumerate(completions):
-        correct = bool(completion["correct"])
-        ranked.append((turns[correct], not correct, index))
-        turns[correct] += 1
-    return [completions[index] for index in sorted(index for _, _, index in sorted(ranked)[:count])]
+    turns = in_turns([bool(completion["correct"]) for completion in completions])
+    return [completions[index] for index in sorted(turns[:count])]
 
 
 def _bytes(value: Any) -> int:

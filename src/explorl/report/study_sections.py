@@ -7,18 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from explorl.analysis.charts import Chart, PanelChart, smoothing_window
+from explorl.report.figures import page_svg
 from explorl.report.study_figures import (
     MANY,
+    PANEL,
     Bar,
     LineStyle,
     Series,
     bars,
+    bars_size,
     frame_of,
     labelled_lines,
     lines,
     plane,
     regions,
-    smoothing_window,
+    regions_size,
 )
 from explorl.report.study_numbers import (
     NOTHING,
@@ -60,6 +64,11 @@ class Picture:
     numbers: NumberTable
     arms: Sequence[str] = field(default_factory=list)
     """The arms in the legend."""
+
+    @classmethod
+    def of(cls, chart: Chart, numbers: NumberTable, arms: Sequence[str] = ()) -> Picture:
+        """Return the picture of a chart."""
+        return cls(chart.title, chart.caption, page_svg(chart, chart.name), numbers, list(arms))
 
 
 def summary(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,27 +222,14 @@ def gains(arms: Sequence[Arm], styles: Mapping[str, LineStyle], *, named: bool =
         )
         changes_in_words.append(f"{name} {' and '.join(words)}")
     label = f"Change from before training to the end: {'; '.join(changes_in_words)}."
-    svg = lines(
-        series,
-        styles,
-        identifier="gain",
-        label=label,
-        x="k",
-        y="change in pass@k (points)",
-        powers_of_two=True,
-        zero=True,
-        named=named,
-    )
     bands = sorted({arm["gain"]["band"] for arm in arms if arm["name"] in series and arm["gain"].get("band")})
     caption = f"{label} Below zero, training lost problems that the policy could solve before."
     caption += "".join(f" Band: {band}, paired." for band in bands)
     if frame_of(series.values()) is not None:
         caption += CLIPPED_BANDS
-    return [
-        Picture(
-            "Change in pass@k by training", caption, svg, _curve_numbers(series, "%", "k", signed=True), list(series)
-        )
-    ]
+    curves = lines(series, styles, zero=True, powers_of_two=True, named=named)
+    chart = Chart("gain", "Change in pass@k by training", caption, [curves], "k", "change in pass@k (points)")
+    return [Picture.of(chart, _curve_numbers(series, "%", "k", signed=True), [*series])]
 
 
 def over_training(arms: Sequence[Arm], styles: Mapping[str, LineStyle]) -> list[Picture]:
@@ -264,10 +260,12 @@ def _all_ks(arm: Arm, ks: Sequence[int]) -> list[Picture]:
         values = [value for value in series[name].mean if value is not None]
         changes_in_words.append(f"{name} goes from {values[0]:.1f} to {values[-1]:.1f} %")
     label = f"pass@k over training: {', '.join(changes_in_words)}."
-    svg = labelled_lines(series, identifier="over", label=label, x="training step", y="held-out pass@k (%)")
     band = arm["over_training"][str(ks[0])].get("band")
     caption = label + (f" Band: {band}." if band else "")
-    return [Picture("pass@k over training", caption, svg, _curve_numbers(series, "%", "step"))]
+    chart = Chart(
+        "over", "pass@k over training", caption, [labelled_lines(series)], "training step", "held-out pass@k (%)"
+    )
+    return [Picture.of(chart, _curve_numbers(series, "%", "step"))]
 
 
 def _series(curve: Mapping[str, Any], unit: str) -> Series:
@@ -293,15 +291,6 @@ def _curves(
     window = max(smoothing_window(len(curve.x)) for curve in measured.values()) if smooth and x == "step" else 1
     series = {name: (curve.smoothed() if window > 1 else curve).thinned() for name, curve in measured.items()}
     label = _describe_ends(title, series, unit, x)
-    svg = lines(
-        series,
-        styles,
-        identifier=identifier,
-        label=label,
-        x="training step" if x == "step" else x,
-        y=f"{y} ({unit})" if unit else y,
-        powers_of_two=x == "k",
-    )
     bands = {curve["band"] for name, curve in curves.items() if name in series and curve.get("band")}
     caption = label
     if window > 1:
@@ -311,7 +300,9 @@ def _curves(
         caption += CLIPPED_BANDS
     if bands and len(series) > MANY:
         caption += " Choose an arm in the legend to see its band."
-    return [Picture(title, caption, svg, _curve_numbers(series, unit, x), list(series))]
+    axes = "training step" if x == "step" else x, f"{y} ({unit})" if unit else y
+    chart = Chart(identifier, title, caption, [lines(series, styles, powers_of_two=x == "k")], *axes)
+    return [Picture.of(chart, _curve_numbers(series, unit, x), [*series])]
 
 
 def _describe_ends(title: str, series: Mapping[str, Series], unit: str, x: str) -> str:
@@ -401,12 +392,13 @@ def entropy_plane(results: Mapping[str, Any], styles: Mapping[str, LineStyle]) -
         if measured
         else ("entropy (nats)", "training accuracy (%)")
     )
-    svg = plane(paths, styles, identifier="plane", label=label, x=axes[0], y=axes[1], start=start, measured=measured)
     start_mark = "The cross is the start" if start else "An open circle is the start"
     line_mark = "a dot is an evaluation" if measured else "the lines are running means"
     caption = f"{label} {start_mark}, {line_mark}, a large marker is the end."
     numbers = NumberTable(["arm", "step", "entropy (nats)", "accuracy (%)"], _subsample(rows, 600))
-    return [Picture("Entropy and accuracy", caption, svg, numbers, [*(["start"] if start else []), *paths])]
+    arm_paths = plane(paths, styles, start=start, measured=measured)
+    chart = Chart("plane", "Entropy and accuracy", caption, [arm_paths], *axes, size=(PANEL[0], 3.6))
+    return [Picture.of(chart, numbers, [*(["start"] if start else []), *paths])]
 
 
 def _start_point(results: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -438,20 +430,17 @@ def unsolvable(results: Mapping[str, Any], styles: Mapping[str, LineStyle]) -> l
         f"{_join_names(members)}."
     )
     largest = overlaps[:MAX_REGIONS]
-    svg = regions(
-        [([name for name in members if name in styles], count) for members, count in largest],
-        names,
-        styles,
-        identifier="overlaps",
-        label=label,
-    )
     seeds = max((len(arm.get("unsolvable") or {}) for arm in results.get("arms") or []), default=0)
     caption = label + " Each row counts the problems that exactly the marked policies leave unsolved"
     caption += ", in the first seed." if seeds > 1 else "."
     if len(overlaps) > MAX_REGIONS:
         caption += f" The {len(overlaps) - MAX_REGIONS} smaller regions are in the table."
     numbers = NumberTable(["left unsolved by exactly", "problems"], [[_join_names(m), str(c)] for m, c in overlaps])
-    return [Picture("Overlap of the unsolvable sets", caption, svg, numbers, names)]
+    drawn = [([name for name in members if name in styles], count) for members, count in largest]
+    panels = regions(drawn, names, styles, "problems unsolved in all samples")
+    title, size = "Overlap of the unsolvable sets", regions_size(len(largest))
+    chart = PanelChart("overlaps", title, caption, (), size=size, panels=panels)
+    return [Picture.of(chart, numbers, names)]
 
 
 def unsolvable_counts(arms: Sequence[Arm]) -> NumberTable:
@@ -506,10 +495,11 @@ def _correct_and_wrong(
         if lowest
         else "none."
     )
-    svg = bars(groups, styles, identifier=identifier, label=label, x="share of completions (%)")
     caption = label + " Plain is correct, hatched is wrong; the number beside a bar counts its completions."
     numbers = NumberTable([kind_name, "arm", "correct", "wrong", "correct (%)"], rows)
-    return Picture(_capitalize(f"completions {kind}"), caption, svg, numbers, list(tables))
+    title, x, size = _capitalize(f"completions {kind}"), "share of completions (%)", bars_size(groups)
+    chart = Chart(identifier, title, caption, [bars(groups, styles)], x, size=size, grid="x")
+    return Picture.of(chart, numbers, [*tables])
 
 
 def _wrong(
@@ -534,9 +524,14 @@ def _wrong(
         f"Wrong completions {kind}: the most frequent is “{most_frequent}”, {sums[most_frequent]:g} of "
         f"{sum(sums.values()):g}."
     )
-    svg = bars(groups, styles, identifier=identifier, label=label, x="share of the arm's wrong completions (%)")
     numbers = NumberTable([kind.removeprefix("by "), "arm", "completions", "share of wrong (%)"], rows)
-    return Picture(_capitalize(f"wrong completions {kind}"), label, svg, numbers, list(tables))
+    title, x, size = (
+        _capitalize(f"wrong completions {kind}"),
+        "share of the arm's wrong completions (%)",
+        bars_size(groups),
+    )
+    chart = Chart(identifier, title, label, [bars(groups, styles)], x, size=size, grid="x")
+    return Picture.of(chart, numbers, [*tables])
 
 
 def changes(arms: Sequence[Arm]) -> NumberTable:

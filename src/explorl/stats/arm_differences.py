@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from explorl.stats.bootstrap import Interval
-from explorl.stats.crossed import CONFIDENCE, Estimate, crossed_mean, holm, seeds_mean
+from explorl.stats.crossed import Estimate, crossed_mean, seeds_mean
+from explorl.stats.interval import CONFIDENCE, Interval
+from explorl.stats.p_values import holm
 
 NO_SPREAD = "no spread"
 """Note on an interval whose measurements do not vary."""

@@ -1,4 +1,4 @@
-"""Means over seeds × problems with intervals, correction for many arms, areas under curves, and power.
+"""Means over seeds × problems with intervals, areas under curves, and power.
 
 A study measures x[s, p], the score of seed s on problem p. Seeds are a sample of training runs, problems a sample of
 questions, and the two are crossed, because every seed attempts the same problems. With the mean squares of the two-way
@@ -38,20 +38,18 @@ of a problem cancel.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-CONFIDENCE = 0.95
+from explorl.stats.distributions import student_quantile
+from explorl.stats.interval import CONFIDENCE
+
 SMALLEST_P = 1e-9
 """Smaller p values are reported as this: so far out in the tails they mean nothing."""
-
-Tested = TypeVar("Tested", str, tuple[str, str])
-"""An arm, or an arm and a measure."""
 
 
 @dataclass(frozen=True)
@@ -124,22 +122,6 @@ def seeds_mean(values: Any) -> Estimate:
     return Estimate(float(x.mean()), ((float(x.var(ddof=1)) / len(x), len(x) - 1),) if len(x) > 1 else ())
 
 
-def holm(p_values: Mapping[Tested, float | None]) -> dict[Tested, float | None]:
-    """Return p values corrected so that the probability of any false finding stays below the level (Holm 1979).
-
-        p̃_(i) = max_{j ≤ i} min(1, (m − j + 1) · p_(j)),   p_(1) ≤ … ≤ p_(m)
-
-    Missing p values (None) stay None and do not count.
-    """
-    ordered = sorted(((p, name) for name, p in p_values.items() if p is not None), key=lambda pair: pair[0])
-    corrected: dict[Tested, float | None] = dict.fromkeys(p_values)
-    highest = 0.0
-    for rank, (p, name) in enumerate(ordered):
-        highest = max(highest, min(1.0, (len(ordered) - rank) * p))
-        corrected[name] = highest
-    return corrected
-
-
 # ---------------------------------------------------------------------------- curves
 def area_weights(steps: Sequence[float]) -> NDArray[np.float64]:
     """Return weights w such that w·values is the mean height of the piecewise linear curve: its area / its length."""
@@ -203,65 +185,6 @@ def minimum_detectable_effect(deviation: float, seeds: int, alpha: float = 0.05,
         middle = (low + high) / 2
         low, high = (middle, high) if power(middle, deviation, seeds, alpha) < wanted else (low, middle)
     return high
-
-
-# ---------------------------------------------------------------------------- Student's distribution
-def student_cdf(t: float, freedom: float) -> float:
-    """Return P(T ≤ t), which is 1 − ½ I_{ν/(ν + t²)}(ν/2, ½) for t ≥ 0."""
-    if not freedom > 0:
-        raise ValueError(f"degrees of freedom must be above 0, such as 2; got {freedom}")
-    if t * t < freedom:  # near the middle, where ν/(ν + t²) rounds to 1
-        return 0.5 + math.copysign(0.5 * _incomplete_beta(0.5, freedom / 2, t * t / (freedom + t * t)), t)
-    tail = 0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
-    return 1 - tail if t > 0 else tail
-
-
-@lru_cache(maxsize=65536)
-def student_quantile(probability: float, freedom: float) -> float:
-    """Return the t with P(T ≤ t) = probability to a relative 1e-10, by Newton's method within a bracket."""
-    if not 0 < probability < 1:
-        raise ValueError(f"probability must lie between 0 and 1, such as 0.975; got {probability}")
-    if probability < 0.5:
-        return -student_quantile(1 - probability, freedom)
-    low, high = 0.0, 1.0
-    while student_cdf(high, freedom) < probability:
-        low, high = high, 2 * high
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
-    t = (low + high) / 2
-    for _ in range(100):
-        error = probability - student_cdf(t, freedom)
-        low, high = (t, high) if error > 0 else (low, t)
-        step = t + error / (scale * (1 + t * t / freedom) ** (-(freedom + 1) / 2))
-        step = step if low <= step <= high else (low + high) / 2
-        if abs(step - t) <= 1e-10 * max(t, 1e-3):
-            return step
-        t = step
-    return t
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function by its continued fraction (DLMF 8.17.22), Lentz's method."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # the fraction converges fast only on the other side
-        return 1 - _incomplete_beta(b, a, 1 - x)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )  # fmt: skip
-    tiny = 1e-300
-    c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or tiny)
-    value = d
-    for m in range(1, 500):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 / ((1 + term * d) or tiny)
-            c = (1 + term / c) or tiny
-            value *= c * d
-        if abs(c * d - 1) < 1e-15:
-            break
-    return front * value / a
 
 
 def _normal_cdf(x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -20,48 +20,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.stats.bootstrap import Interval
-from explorl.stats.crossed import student_cdf, student_quantile
+from explorl.stats.distributions import student_quantile
+from explorl.stats.interval import Effect
 
 Floats = NDArray[np.float64]
 
-LEVEL = 0.01
-"""p value below which an effect is significant: without an effect, that happens in 1 of 100 analyses."""
 MAX_ORDER = 4
 MAX_POINTS = 600
 """Points of a curve that are fitted; a longer curve is reduced to means of neighbouring steps."""
 SIMULATIONS = 400
 MAX_ROOT = 0.97
 """Largest root of a fitted process; 1 would make it non-stationary."""
-
-
-@dataclass(frozen=True)
-class Effect:
-    """An estimate with its 95 % interval and the two-sided p value of there being no effect."""
-
-    mean: float
-    low: float
-    high: float
-    p: float
-
-    @property
-    def sign(self) -> int:
-        """1 if significantly above zero, −1 if significantly below, else 0 (at a level of 1 %)."""
-        return int(np.sign(self.mean)) if self.p < LEVEL else 0
-
-    @property
-    def interval(self) -> Interval:
-        """The estimate without its p value."""
-        return Interval(self.mean, self.low, self.high)
-
-    @classmethod
-    def of(cls, mean: float, error: float, freedom: float) -> Effect:
-        """Return the effect with this standard error and degrees of freedom."""
-        freedom = max(freedom, 1.0)
-        reach = student_quantile(0.975, freedom) * error
-        if not error:
-            return cls(mean, mean, mean, 1.0 if mean == 0 else 0.0)
-        return cls(mean, mean - reach, mean + reach, 2 * (1 - student_cdf(abs(mean) / error, freedom)))
 
 
 @dataclass(frozen=True)
@@ -203,8 +172,3 @@ def binned(*columns: Floats, most: int = MAX_POINTS) -> tuple[Floats, ...]:
     starts = np.arange(0, count, every)
     sizes = np.diff(np.append(starts, count))
     return tuple(np.add.reduceat(column, starts) / sizes for column in columns)
-
-
-def format_points(interval: Interval) -> str:
-    """Return a difference of shares in percentage points: ``+4.1 [+1.2, +7.0] points``."""
-    return f"{Interval(100 * interval.mean, 100 * interval.low, 100 * interval.high):+.1f} points"

@@ -30,7 +30,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from explorl.stats.crossed import power, student_quantile
+from explorl.stats.crossed import power
+from explorl.stats.distributions import student_quantile
 
 LEVEL = 0.05
 STUDIES = 4000

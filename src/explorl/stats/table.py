@@ -10,7 +10,7 @@ import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from explorl.core.documents import parse_json
 from explorl.core.store import write_text
 from explorl.core.text import clean
-from explorl.stats.bootstrap import Interval
+from explorl.stats.interval import Interval
 
 if TYPE_CHECKING:
     import rich.console
@@ -225,7 +225,7 @@ def _format(cell: Cell, spec: str) -> str:
         return "–" if cell is None else str(cell)
     if spec.endswith("p"):
         spec = f"{spec[:-1]}f"
-        cell = cell * 100 if isinstance(cell, float) else Interval(cell.mean * 100, cell.low * 100, cell.high * 100)
+        cell = cell * 100 if isinstance(cell, float) else cell.times(100)
     return _NUMBER.sub(_sign, format(cell, spec))
 
 
@@ -245,7 +245,7 @@ def _normalized(cell: Any) -> Cell:
 
 def _jsonable(cell: Cell) -> Any:
     if isinstance(cell, Interval):
-        return {name: _jsonable(value) for name, value in asdict(cell).items()}
+        return {name: _jsonable(getattr(cell, name)) for name in ("mean", "low", "high", "confidence")}
     return None if isinstance(cell, float) and not math.isfinite(cell) else cell
 
 

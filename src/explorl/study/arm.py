@@ -41,7 +41,7 @@ def run_folder(folder: Path, slug: str, seed: int) -> Path:
 
 def trained_steps(store: RunStore) -> int:
     """Return the last update that the run has logged."""
-    return max((record["step"] for record in store.metrics() if record.get("kind") == "train"), default=0)
+    return max((record["step"] for record in store.metrics("train")), default=0)
 
 
 def is_done(store: RunStore) -> bool:
@@ -85,7 +85,7 @@ def budget_check(store: RunStore, budget: Mapping[str, float]) -> Callable[[int]
     """
 
     def stop(step: int) -> bool:
-        lines = [record for record in store.metrics() if record.get("kind") == "train"]
+        lines = store.metrics("train")
         if step < 2 or not lines:
             return False
         used = {
@@ -162,7 +162,7 @@ def _evaluate_end(config: Config, store: RunStore) -> None:
     step = trained_steps(store)
     result = evaluate_holdout(config, configured_policy(config, str(store.folder / "model")))
     scores = {f"pass@{k}": result.pass_at(k).mean for k in result.ks}
-    if not any(record.get("kind") == "evaluation" and record["step"] == step for record in store.metrics()):
+    if not any(record["step"] == step for record in store.metrics("evaluation")):
         store.append_metrics({"step": step, "kind": "evaluation", **scores})
     result.save(store.folder / "evaluations", f"step-{step:06d}")
 

@@ -275,9 +275,7 @@ class StudyRun:
     @property
     def note(self) -> str:
         """Reward and entropy of the latest step, each after a comma."""
-        last: dict[str, Any] = next(
-            (line for line in reversed(self.store.metrics()) if line.get("kind") == "train"), {}
-        )
+        last = (self.store.metrics("train") or [{}])[-1]
         return "".join(f", {key} {last[key]:.3f}" for key in ("reward", "entropy") if last.get(key) is not None)
 
     @property
@@ -388,7 +386,7 @@ class _Runner:
         if not run.done and not (run.folder / "error.txt").exists():
             _write_exit_error(run.folder, code)
         if run.done:
-            lines = [line for line in run.store.metrics() if line.get("kind") == "evaluation"]
+            lines = run.store.metrics("evaluation")
             self.console.print(literal(f"{run.label}: {format_scores(lines[-1])}"))
         else:
             last = (run.folder / "error.txt").read_text(encoding="utf-8").strip().splitlines()[-1]
@@ -520,7 +518,7 @@ def _progress(console: Console) -> Progress:
 
 
 def _update_bar(run: StudyRun, progress: Progress) -> None:
-    lines = [line for line in run.store.metrics() if line.get("kind") == "train"]
+    lines = run.store.metrics("train")
     if lines and run.bar is not None:
         accuracy = lines[-1].get("rewards/correctness/mean")  # None if it was not finite
         note = "" if accuracy is None else f"accuracy {accuracy:.3f}"

@@ -264,8 +264,8 @@ class RunStore:
             finally:
                 os.close(descriptor)
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return all complete lines of metrics.jsonl, without an incomplete last line."""
+    def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """Return the lines of this kind of metrics.jsonl, or all; without an incomplete last line."""
         if not self.metrics_path.exists():
             return []
         lines = self.metrics_path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -277,7 +277,7 @@ class RunStore:
                 raise StoreError(f"{error}; restore it, or remove the line") from error
             if not isinstance(records[-1], dict):
                 raise StoreError(f"{self.metrics_path}, line {number} holds no mapping; restore it, or remove the line")
-        return records
+        return records if kind is None else [record for record in records if record.get("kind") == kind]
 
     # ------------------------------------------------------------------ rollouts
     def write_rollouts(self, step: int, columns: Mapping[str, Sequence[Any]]) -> None:
