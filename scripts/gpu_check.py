@@ -243,6 +243,7 @@ def sampling_kernel(here: Here) -> None:
             state.ints[LIMIT], state.ints[STEP, :], state.ints[STATUS] = 4, 1, RUNNING
             state.reals.copy_(torch.from_numpy(np.stack([values[key] for key in STATE_REALS])))
             state.set_stops([[7]])
+            state.allocate(active)
             if active.repetition:
                 state.mark_seen(torch.arange(rows, device=here.device), [[row, 90, 170] for row in range(rows)])
             step(logits, state, active)

@@ -136,15 +136,13 @@ def _sampling(everything: bool) -> Iterator[tuple[str, Any]]:
 
     cuts = {"top_k": True, "top_p": True, "min_p": True, "bottom_p": True, "temperature": True}
     chance = {"bottom_p": True, "bottom_p_chance": True, "greedy": True}
-    edited = {"repetition": True, "bias": True, "logprobs": 3, "min_p_mass": 0.1, "top_p": True}
+    edited = {"repetition": True, "min_p_mass": 0.1, "top_p": True}
     for vocab, dtype in [(49152, HALF), (151_936, SINGLE)] if everything else [(49152, HALF)]:
         for of, active in {"nothing": {}, "cuts": cuts, "chance": chance, "edited": edited}.items():
             state = SlotState(4, 8, vocab, torch.device("cpu"))
             if of == "edited":
                 state.seen = torch.zeros(4, vocab, dtype=torch.bool)
-                state.bias = torch.zeros(1, vocab)
                 state.out_mass = torch.zeros(4, 8)
-                state.top_ids, state.top_logps = torch.zeros(4, 8, 3, dtype=torch.int32), torch.zeros(4, 8, 3)
             logits = torch.empty(4, vocab, dtype=dtype)
             how = Active(**active)
             yield f"sampling with {of}, {dtype}", lambda s=state, x=logits, a=how: sample_step_kernel(x, s, a)
