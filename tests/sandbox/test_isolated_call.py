@@ -289,6 +289,8 @@ def test_a_killed_worker_is_replaced(judges: Callable[..., IsolatedFunction]) ->
 def test_killed_workers_that_had_nothing_to_do_are_replaced(judges: Callable[..., IsolatedFunction]) -> None:
     judge = judges(workers=4)
     judge.call_many(["value = 1"] * 4)
+    while any(worker.state == "starting" for worker in judge._pool):  # one that is killed then has failed to start
+        judge.call_many(["import time; time.sleep(0.05); value = 1"] * 4)
     for worker in judge._pool[1:]:
         os.kill(worker.pid, signal.SIGKILL)
         worker._process.wait()
