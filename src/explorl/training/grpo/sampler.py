@@ -32,13 +32,13 @@ from explorl.training.grpo.sampling_plan import (
 )
 from explorl.training.grpo.stopping import StoppedTokens, end_token
 from explorl.training.grpo.tool_transcripts import ToolTranscript
-from explorl.training.grpo.trl_adapter import is_sharded, load_vllm_weights, whole_weights
+from explorl.training.grpo.trl_adapter import Sampler, is_sharded, load_vllm_weights, whole_weights
 from explorl.training.sharding import autocast_dtype, fsdp_modules, spread_devices, why_not_gathered, zero_stage
 
 _GENERATE = GenerationMixin.generate
 
 
-class RolloutSampler:
+class RolloutSampler(Sampler):
     """Samples through the engine if that computes what the model computes, and keeps its token statistics.
 
     Args:

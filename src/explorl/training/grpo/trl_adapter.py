@@ -87,21 +87,28 @@ _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 """Columns of a data set that reward functions get under other names or not at all."""
 
 
-class Sampler(Protocol):
-    """What the adapter needs of the object that samples."""
+class Sampler:
+    """Samples and checks completions for the adapter. This one leaves everything to TRL."""
 
-    interpreter: ToolUse | None
+    interpreter: ToolUse | None = None
+    """The tool that completions may call in text."""
 
     @property
-    def needs_whole_weights(self) -> bool: ...
+    def needs_whole_weights(self) -> bool:
+        """True if sampling needs all weights of a sharded model."""
+        return False
 
     def sample(
         self, sampled: SampledRows, prompt_ids: list[list[int]], rows: Sequence[int] | None = None
-    ) -> tuple[list[list[int]], list[list[float]] | None] | None: ...
+    ) -> tuple[list[list[int]], list[list[float]] | None] | None:
+        """Return a completion for each prompt, with vLLM's log q for TRL's correction; None to have TRL sample."""
+        return None
 
-    def finish_conversations(self, sampled: SampledRows, completion_ids: list[list[int]]) -> None: ...
+    def finish_conversations(self, sampled: SampledRows, completion_ids: list[list[int]]) -> None:
+        """Record the conversations of a batch after their last turn."""
 
-    def check(self, sampled: SampledRows, completion_ids: list[list[int]]) -> None: ...
+    def check(self, sampled: SampledRows, completion_ids: list[list[int]]) -> None:
+        """Check the completions of a batch in their final form."""
 
 
 class LogProbabilities(Protocol):
@@ -115,7 +122,7 @@ class LogProbabilities(Protocol):
 class GRPOAdapter(GRPOTrainer):
     """`GRPOTrainer` whose steps call the methods and objects named above."""
 
-    sampler: Sampler
+    sampler = Sampler()
     logprobs: LogProbabilities
     sampled: SampledRows
     """The generation batch that TRL is scoring, or has scored last: this process's rows as they were sampled."""
