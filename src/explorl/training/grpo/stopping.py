@@ -100,8 +100,10 @@ def take_stop_strings(trainer: Any) -> tuple[str, ...]:
     """Return a trainer's stop strings, and remove them from the options of `generate`, which TRL calls without a
     tokenizer."""
     strings = stop_strings_of(trainer.args.generation_kwargs, inner_model(trainer.model))
+    if trainer.use_vllm:  # TRL passes them to vLLM
+        return strings
     remaining = without_stop_keys(trainer.generation_kwargs)
-    if not trainer.use_vllm and remaining != trainer.generation_kwargs:
+    if remaining != trainer.generation_kwargs:
         trainer.generation_kwargs = remaining
         trainer.generation_config = GenerationConfig(**remaining, disable_compile=True)
     return strings
