@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trl.chat_template_utils import parse_response
-
 from explorl.rollout import Rollout
 from explorl.rollout.tool_use import ToolUse
 from explorl.rollout.tools import ToolSpec
@@ -37,24 +35,6 @@ class ToolTranscript(NamedTuple):
         names = ("source", "status", "text", "begin", "end")
         calls = tuple({name: getattr(call, name) for name in names} for call in rollout.calls)
         return cls(rollout.text, rollout.own_text + rollout.text_after_stop, rollout.sampled_text, calls)
-
-
-def blank_outputs(completions: list[Any], transcripts: Sequence[ToolTranscript] | None, tokenizer: Any) -> list[Any]:
-    """Return the completions for the reward functions: with the outputs of tools called in text left blank."""
-    if transcripts is None:
-        return completions
-    return [
-        _with_text(completion, transcript.blanked_text, tokenizer) if transcript.calls else completion
-        for completion, transcript in zip(completions, transcripts, strict=True)
-    ]
-
-
-def _with_text(completion: Any, text: str, tokenizer: Any) -> Any:
-    if isinstance(completion, str):
-        return text
-    if any(getattr(tokenizer, name, None) is not None for name in ("response_template", "response_schema")):
-        return [parse_response(tokenizer, tokenizer.encode(text, add_special_tokens=False))]
-    return [{**completion[0], "content": text}]
 
 
 def tool_call_metrics(transcripts: Sequence[ToolTranscript]) -> dict[str, float]:

@@ -35,6 +35,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 from trl import GRPOTrainer
+from trl.chat_template_utils import parse_response
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import (
     RepeatSampler,
@@ -61,7 +62,7 @@ from explorl.training.grpo.stopping import (
     plain_lists,
     without_model_stops,
 )
-from explorl.training.grpo.tool_transcripts import blank_outputs
+from explorl.training.grpo.tool_transcripts import ToolTranscript
 from explorl.training.sharding import gathered_weights, has_sharded_weights
 
 IMAGES = (
@@ -215,7 +216,8 @@ class GRPOAdapter(GRPOTrainer):
                 prompt_ids, images, multimodal_fields, *more, **options
             )
         if self.stop_strings:
-            min_tokens = int(self.generation_kwargs.get("min_tokens") or 0)  # vLLM ignores strings in these
+            options = self.args.generation_kwargs or {}
+            min_tokens = int(options.get("min_tokens") or 0)  # vLLM ignores strings in these
             completion_ids = cut_at_stops(
                 completion_ids, self.stop_strings, self._tokenizer, end_token(self), min_tokens=min_tokens
             )
@@ -403,6 +405,24 @@ def _rollouts_with_mask(trainer: GRPOAdapter, prompts: list[Any], _: Any) -> dic
     pairs = zip(trainer.sampled.transcripts, completions[0], strict=True)
     mask = [transcript.mask(len(ids)) for transcript, ids in pairs]
     return {"prompt_ids": prompt_ids, "completion_ids": completions[0], "logprobs": None, "env_mask": mask}
+
+
+def blank_outputs(completions: list[Any], transcripts: Sequence[ToolTranscript] | None, tokenizer: Any) -> list[Any]:
+    """Return the completions for the reward functions: with the outputs of tools called in text left blank."""
+    if transcripts is None:
+        return completions
+    return [
+        _with_text(completion, transcript.blanked_text, tokenizer) if transcript.calls else completion
+        for completion, transcript in zip(completions, transcripts, strict=True)
+    ]
+
+
+def _with_text(completion: Any, text: str, tokenizer: Any) -> Any:
+    if isinstance(completion, str):
+        return text
+    if any(getattr(tokenizer, name, None) is not None for name in ("response_template", "response_schema")):
+        return [parse_response(tokenizer, tokenizer.encode(text, add_special_tokens=False))]
+    return [{**completion[0], "content": text}]
 
 
 @contextmanager
