@@ -136,7 +136,7 @@ def side_by_side(evaluations: Sequence[Evaluation]) -> Table:
 
 def _up_to_four(ks: list[int]) -> list[int]:
     """Return at most four of them, the first and the last included, to fit into a terminal."""
-    return [ks[round(place * (len(ks) - 1) / 3)] for place in range(4)] if len(ks) > 4 else ks
+    return [ks[round(index * (len(ks) - 1) / 3)] for index in range(4)] if len(ks) > 4 else ks
 
 
 def as_json(intervals: Mapping[str, Interval | None]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def check_config(config: Mapping[str, Any]) -> VerlSettings | None:
 
 def acts_in_loss(strategies: Sequence[Strategy]) -> bool:
     """Return whether any strategy changes the policy loss."""
-    return any(overrides(one, hook) for one in strategies for hook in IN_LOSS)
+    return any(overrides(strategy, hook) for strategy in strategies for hook in IN_LOSS)
 
 
 def _missing(strategy: Strategy, settings: VerlSettings, config: Mapping[str, Any]) -> str | None:
@@ -105,10 +105,10 @@ def _check_conflicts(strategies: Sequence[Strategy], config: Mapping[str, Any]) 
             "log-probabilities and entropy; set it to False"
         )
     if lookup(config, "distillation.enabled", False) and (
-        acts_in_loss(strategies) or any(overrides(one, "select") for one in strategies)
+        acts_in_loss(strategies) or any(overrides(strategy, "select") for strategy in strategies)
     ):
         raise ValueError("explorl.strategies: distillation uses its own loss; set distillation.enabled=False")
-    coefficients = {float(one.arguments()["entropy_coef"]) for one in strategies if one.arguments()}
+    coefficients = {float(strategy.arguments()["entropy_coef"]) for strategy in strategies if strategy.arguments()}
     configured = float(lookup(config, f"{_ACTOR}.entropy_coeff", 0.0))
     if coefficients and configured not in (0.0, *coefficients):
         coefficient = coefficients.pop()

@@ -78,9 +78,9 @@ class ExplorlTrainer(PPOTrainerSync):
     def _prepare(self, settings: VerlSettings) -> None:
         self.settings, self.strategies = settings, list(settings.strategies)
         self._in_loss = acts_in_loss(self.strategies)
-        self._selecting = any(overrides(one, "select") for one in self.strategies)
-        self._sampling = any(overrides(one, "sampling") for one in self.strategies)
-        self._penalties = any(overrides(one, "penalty") for one in self.strategies)
+        self._selecting = any(overrides(strategy, "select") for strategy in self.strategies)
+        self._sampling = any(overrides(strategy, "sampling") for strategy in self.strategies)
+        self._penalties = any(overrides(strategy, "penalty") for strategy in self.strategies)
         self._submitted_prompts: list[str] = []
         """verl's identifiers of the step's prompts, in the order of submission."""
         self._rows: dict[str, list[dict[str, Any]]] = {}
@@ -202,12 +202,12 @@ class ExplorlTrainer(PPOTrainerSync):
     def build_strategy_batch(self, rows: StepRows) -> Batch:
         """Return the batch for the strategies."""
         correct, names = correctness_rule(self.settings, rows.extras), reward_names(rows.extras)
-        if correct.guessed and any(one.needs_correct for one in self.strategies):
+        if correct.guessed and any(strategy.needs_correct for strategy in self.strategies):
             self._warn_once(
                 f"assuming that an answer is correct if {correct.name!r} is at least 1; set the number that decides, "
                 f"such as explorl.correct=[{correct.name},1.0]"
             )
-        needs_answers = any(one.needs_answers for one in self.strategies)
+        needs_answers = any(strategy.needs_answers for strategy in self.strategies)
         placeholder = {} if self.strategies else {"entropy": torch.zeros_like(rows.columns["rm_scores"])}
         return batch_of_columns(
             {**placeholder, **rows.columns},

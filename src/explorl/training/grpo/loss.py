@@ -154,9 +154,9 @@ class LoggedRows(NamedTuple):
     def joined(cls, rows: Sequence[LoggedRows]) -> LoggedRows:
         """Concatenate the rows of several micro-batches."""
         return cls(
-            torch.cat([one.part for one in rows]),
-            torch.cat([one.sums for one in rows], dim=1),
-            torch.cat([one.counts for one in rows], dim=1),
+            torch.cat([row.part for row in rows]),
+            torch.cat([row.sums for row in rows], dim=1),
+            torch.cat([row.counts for row in rows], dim=1),
         )
 
     def totals(self, parts: int) -> Float[Tensor, "2 values parts"]:
