@@ -28,9 +28,7 @@ CYCLES: Exceptions = {
 }
 
 # A public class name and in how many modules it is defined.
-DUPLICATE_CLASSES: Exceptions = {
-    ("Finding", 2): "of an analysis and of the probe of reasoning-gym",
-}
+DUPLICATE_CLASSES: Exceptions = {}
 
 # The name of a file and how many have it.
 DUPLICATE_STEMS: Exceptions = {

@@ -15,7 +15,7 @@ from tools.docs.gym_table import ProbedDataset, kind_of_scorer, page, rows
 from explorl.tasks import get_task
 from explorl.tasks.gym import probe as gym_probe
 from explorl.tasks.gym.probe import (
-    Finding,
+    ProbeFinding,
     canned_answers,
     find_weakness,
     is_same_answer,
@@ -91,7 +91,7 @@ def test_options_count() -> None:
 def test_a_data_set_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     probed = []
 
-    def probe_dataset(name: str, config: dict[str, Any], threshold: float) -> list[Finding]:
+    def probe_dataset(name: str, config: dict[str, Any], threshold: float) -> list[ProbeFinding]:
         probed.append((name, config, threshold))
         return []
 
@@ -139,7 +139,7 @@ def test_a_scorer_that_always_says_yes_to_yes(share: float) -> None:
         return float(answer in ("yes", entry["answer"]))
 
     result = worst_finding(probe(score, entries(golds), 1.0))
-    assert result == Finding("'yes'", golds.count("no"), golds.count("no"))
+    assert result == ProbeFinding("'yes'", golds.count("no"), golds.count("no"))
 
 
 def test_a_finding_is_most_of_the_problems() -> None:
@@ -150,11 +150,11 @@ def test_a_finding_is_most_of_the_problems() -> None:
         return float(answer == "42" and int(entry["answer"]) - 1000 in winning)
 
     (finding,) = probe(score, sample, 1.0)
-    assert finding == Finding("'42'", 8, 16)
+    assert finding == ProbeFinding("'42'", 8, 16)
     assert worst_finding([finding]) is None
     winning.add(8)
     (finding,) = probe(score, sample, 1.0)
-    assert worst_finding([finding]) == Finding("'42'", 9, 16)
+    assert worst_finding([finding]) == ProbeFinding("'42'", 9, 16)
     assert str(finding) == "'42' wins on 9 of 16 problems that it does not answer"
 
 
@@ -168,7 +168,7 @@ def test_an_answer_that_loses_is_given_up() -> None:
 
     assert probe(score, sample, 1.0) == []
     assert tried.count("42") == 3
-    assert worst_finding(probe(score, sample, 1.0, thorough=True)) == Finding("'42'", 13, 16)
+    assert worst_finding(probe(score, sample, 1.0, thorough=True)) == ProbeFinding("'42'", 13, 16)
 
 
 def test_too_few_problems_tell_nothing() -> None:
@@ -234,9 +234,9 @@ def test_answers_that_do_not(answer: str, gold: Any) -> None:
 
 
 def test_the_table() -> None:
-    held = ProbedDataset("a", (Finding("'0'", 1, 16),), "text", 0.04)
-    weak = ProbedDataset("b", (Finding("'|'", 2, 16),), "own", 1.0)
-    refused = ProbedDataset("c", (Finding("'1'", 2, 2), Finding("'0'", 9, 16)), "eval", 2.0)
+    held = ProbedDataset("a", (ProbeFinding("'0'", 1, 16),), "text", 0.04)
+    weak = ProbedDataset("b", (ProbeFinding("'|'", 2, 16),), "own", 1.0)
+    refused = ProbedDataset("c", (ProbeFinding("'1'", 2, 2), ProbeFinding("'0'", 9, 16)), "eval", 2.0)
     text = page([held, weak, refused])
     assert "3 data sets: 1 are refused, 1 are weak, 1 held." in text
     assert text.endswith(

@@ -15,7 +15,7 @@ from pathlib import Path
 from tools.docs.markdown import table
 
 from explorl.tasks.gym.guard import scorer_source, uses_sympy
-from explorl.tasks.gym.probe import ITEMS, Finding, probe_dataset, worst_finding
+from explorl.tasks.gym.probe import ITEMS, ProbeFinding, probe_dataset, worst_finding
 from explorl.tasks.gym.worker import factory
 
 MIN_SHARE = 0.1
@@ -52,12 +52,12 @@ class ProbedDataset:
     """Findings of the probe of a data set."""
 
     name: str
-    findings: tuple[Finding, ...]
+    findings: tuple[ProbeFinding, ...]
     scorer: str
     seconds: float
 
     @property
-    def finding(self) -> Finding | None:
+    def finding(self) -> ProbeFinding | None:
         """Strongest finding against it, if any."""
         return worst_finding(self.findings) or next((item for item in self.findings if item.share > MIN_SHARE), None)
 

@@ -2,7 +2,7 @@
 
 A policy finds an answer that always wins long before it learns to solve a problem. So *canned* answers, which need no
 thought (nothing, ``0``, ``nan``, the question itself, the answer to another problem, …), are scored. Those that win on
-problems that they do not answer are reported as `Finding`.
+problems that they do not answer are reported as `ProbeFinding`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CONSTANTS = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProbeFinding:
     """A canned answer, its number of wins, and the number of problems that it was tried on and does not answer."""
 
     answer: str
@@ -65,19 +65,19 @@ class Finding:
         return f"{self.answer} wins on {self.wins} of {self.items} problems that it does not answer"
 
 
-def find_weakness(name: str, config: Mapping[str, Any], threshold: float) -> Finding | None:
+def find_weakness(name: str, config: Mapping[str, Any], threshold: float) -> ProbeFinding | None:
     """Return the finding for which a data set with these options is rejected, or None. Takes about a second; cached."""
     return _weakness(name, encode_config(name, config), threshold)
 
 
 @lru_cache(maxsize=1024)
-def _weakness(name: str, config: str, threshold: float) -> Finding | None:
+def _weakness(name: str, config: str, threshold: float) -> ProbeFinding | None:
     return worst_finding(probe_dataset(name, decode(json.loads(config)), threshold))
 
 
 def probe_dataset(
     name: str, config: Mapping[str, Any], threshold: float = 1.0, *, thorough: bool = False
-) -> list[Finding]:
+) -> list[ProbeFinding]:
     """Return `probe` of a data set. Unless ``thorough``, slow data sets are tested on fewer problems."""
     dataset = create_dataset(name, config, seed=0, size=ITEMS)
     with _quiet(sys.modules[type(dataset).__module__]):
@@ -109,7 +109,9 @@ def sample_entries(draw: Callable[[int], Entry], *, most: int = ITEMS, seconds: 
     return entries
 
 
-def probe(score: ScoreFunction, entries: Sequence[Entry], threshold: float, *, thorough: bool = False) -> list[Finding]:
+def probe(
+    score: ScoreFunction, entries: Sequence[Entry], threshold: float, *, thorough: bool = False
+) -> list[ProbeFinding]:
     """Return a finding for each canned answer that wins at least once, the best first.
 
     Unless ``thorough``, a canned answer that loses the first few problems is given up.
@@ -125,11 +127,11 @@ def probe(score: ScoreFunction, entries: Sequence[Entry], threshold: float, *, t
             if items == MIN_PROBLEMS and not wins and not thorough:
                 break
         if wins:
-            findings.append(Finding(name, wins, items))
+            findings.append(ProbeFinding(name, wins, items))
     return sorted(findings, key=lambda finding: -finding.share)
 
 
-def worst_finding(findings: Sequence[Finding]) -> Finding | None:
+def worst_finding(findings: Sequence[ProbeFinding]) -> ProbeFinding | None:
     """Return the finding for which a data set is rejected: an answer that wins on most problems, or None."""
     return next((finding for finding in findings if finding.share > 0.5 and finding.items >= MIN_PROBLEMS), None)
 
